@@ -1,7 +1,7 @@
 """Current activity of this process and the time of its last progress, for the watchdog.
 
-A process is one rank, so there is one record, `OCCUPATION`; threads may read it. All progress
-counts: a node starts, a micro-batch is done, an environment answers. Left out: the decision that a
+A process is one rank, so there is one record, `OCCUPATION`; threads may read it. Progress is any of
+these: a node starts, a micro-batch is done, an environment answers. Left out: the decision that a
 process hangs (siirl.execution.scheduler.watchdog).
 """
 

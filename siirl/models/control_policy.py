@@ -1,17 +1,18 @@
-"""Networks common in continuous control and Atari: from states or images to one action per step.
+"""Networks common in continuous control and Atari: they map states or images to one action per
+step.
 
-States go through two layers of 64 units, tanh by default, pictures through the convolutions of Mnih
+States go through two layers of 64 units (tanh by default), images through the convolutions of Mnih
 et al. 2015 (Nature 518, table 1 of the extended data). Weights are orthogonal, with a gain of
 sqrt(2) and of 0.01 in the head, so that the first actions are nearly uniform (Andrychowicz et al.
-2021, arXiv 2006.05990, section 3.2; Stable-Baselines3 and CleanRL alike). Discrete actions are
+2021, arXiv 2006.05990, section 3.2; also Stable-Baselines3 and CleanRL). Discrete actions are
 categorical, continuous ones Gaussian with a deviation that does not depend on the state.
 
 With `normalize` states are standardised by the mean and deviation of all states so far and clipped
 at 10, as `VecNormalize` of Stable-Baselines3 does. The statistics change once per step, after its
 update, so acting and training compute the same log-probs.
 
-An instruction that may change within an episode is read: the mean of its words' vectors and the
-features of states and pictures go through two more layers. Left out: the constant instruction of a
+An instruction is read if it may change within an episode: the mean of its words' vectors and the
+features of states and images go through two more layers. Left out: the constant instruction of a
 job with one task.
 """
 
@@ -45,7 +46,7 @@ CONTROL_POLICY = "control_policy"
 HIDDEN_GAIN, HEAD_GAIN = math.sqrt(2), 0.01
 PICTURE_FEATURES = 512
 SMALLEST_PICTURE = 36  # smallest side in pixels that three convolutions accept
-LARGEST_STATE = 10.0  # in deviations, VecNormalize's clip_obs
+LARGEST_STATE = 10.0  # in deviations; VecNormalize's clip_obs
 EPSILON = 1e-8  # VecNormalize's
 LARGEST_LOG_STD = 20  # deviations of float32 remain finite and positive
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
@@ -79,7 +80,7 @@ class ControlConfig(TinyConfig):
             chunk_length: Actions for each observation.
             width: Units of a layer of states.
             normalize: Whether states are standardised.
-            activation: Of the layers of states, tanh or relu.
+            activation: Activation of the layers of states, tanh or relu.
             initial_log_std: Logarithm of the first deviation of continuous actions.
 
         Raises:
@@ -95,15 +96,16 @@ class ControlConfig(TinyConfig):
         _require_network(**network)
         if len(spec.tasks) > 1 and not spec.instruction_changes:
             raise ValueError(
-                f"Environment {spec.name!r} has {len(spec.tasks)} tasks, and {CONTROL_POLICY} "
-                "reads no instruction of a task: choose one with env.tasks, or take model=tiny_vla."
+                f"Environment {spec.name!r} has {len(spec.tasks)} tasks, but {CONTROL_POLICY} does "
+                "not read the instruction of a task: choose one with env.tasks, or choose "
+                "model=tiny_vla."
             )
         sizes = observed_sizes(spec)
         shape = sizes["image_shape"]
         if shape is not None and min(shape[1:]) < SMALLEST_PICTURE:
             raise ValueError(
-                f"Environment {spec.name!r} has images of {shape[1]} x {shape[2]} pixels, and "
-                f"{CONTROL_POLICY} needs {SMALLEST_PICTURE}: take model=tiny_vla."
+                f"Environment {spec.name!r} has images of {shape[1]} x {shape[2]} pixels, but "
+                f"{CONTROL_POLICY} needs {SMALLEST_PICTURE}: choose model=tiny_vla."
             )
         space = spec.action_space
         bins = getattr(space, "n", None)
@@ -221,7 +223,7 @@ class ControlPolicy(TinyPolicy):
         return features
 
     def observation_flops(self, instruction_ids: torch.Tensor) -> int | None:
-        """See `Policy.observation_flops`; not counted for pictures."""
+        """See `Policy.observation_flops`; not counted for images."""
         return None if self.config.image_shape is not None else linear_flops(self)
 
     def features(
@@ -322,7 +324,7 @@ def _picture_layers(shape: tuple[int, int, int]) -> nn.Sequential:
 
 
 def _orthogonal(layer: nn.Linear | nn.Conv2d, *, gain: float) -> None:
-    if layer.weight.is_meta:  # shapes alone are wanted
+    if layer.weight.is_meta:  # only shapes are needed
         return
     nn.init.orthogonal_(layer.weight, gain=gain)
     if layer.bias is not None:

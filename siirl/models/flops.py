@@ -1,4 +1,4 @@
-"""Floating-point operations of a forward pass, by formula: parts that the models add up.
+"""Formulas for the floating-point operations of a forward pass; models sum these parts.
 
 A multiplication with an addition counts as two. Products of matrices, convolutions and attention
 count; norms, softmax and activations do not. Attention counts every pair of places, as
@@ -17,8 +17,8 @@ from vjepa.vision_transformer import VideoTransformerConfig
 if TYPE_CHECKING:  # imports image libraries
     from siirl.models.openvla_vision import EncoderShape
 
-# Of a training pass over that of a forward pass: the backward pass computes the gradients of
-# inputs and of weights, each as costly as the forward pass. Frozen weights have none.
+# Cost of a training pass in forward passes: the backward pass computes the gradients of inputs and
+# of weights, each as costly as the forward pass. Frozen weights have no gradients.
 TRAINED_WEIGHTS, ADAPTERS = 3, 2
 
 
@@ -40,7 +40,7 @@ def block_flops(
         width: Channels between blocks.
         hidden: Channels inside the MLP.
         query_width: Heads times their channels.
-        key_width: The same of keys, and of values.
+        key_width: The same for keys, and for values.
         gated: Whether the MLP has a third matrix (SwiGLU).
     """
     projections = 2 * tokens * width * (2 * query_width + 2 * key_width)

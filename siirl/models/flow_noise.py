@@ -1,4 +1,4 @@
-"""Options of a flow's random steps, which the flow policies share.
+"""Options of a flow's random steps, shared by the flow policies.
 
 `siirl.algos.flow_distributions` has the two kinds; here are their names, defaults and checks.
 """
@@ -30,5 +30,5 @@ def require_read(options: Mapping[str, Any], *, noise: str) -> None:
     for name, kind in READ_WITH.items():
         if name in options and noise != kind:
             raise ValueError(
-                f"{name} is read with noise={kind}, and the policy has noise={noise}: leave it out."
+                f"{name} is read with noise={kind}, but the policy has noise={noise}: leave it out."
             )

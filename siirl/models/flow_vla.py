@@ -1,13 +1,13 @@
-"""VLA policies of LeRobot's layouts whose action expert denoises chunks: what they have in common.
+"""Common base of VLA policies in LeRobot's layouts whose action expert denoises chunks.
 
 `FlowVLA` is the policy around a network (`PrefixNetwork`): SmolVLA, pi0 and pi0.5. A network
 computes a prefix once (images, instruction, state), and velocities from its keys and values. The
-networks' flow runs from noise at time 1 to actions at time 0; that of
-`siirl.algos.flow_distributions` from 0 to 1, with the opposite velocity.
+networks' flow runs from noise at time 1 to actions at time 0. The flow of
+`siirl.algos.flow_distributions` runs from 0 to 1, with the opposite velocity.
 
 A network denoises `chunk_size` actions of `max_action_dim` numbers. The tokens of a chunk are the
-numbers that the environment acts on: `n_action_steps` actions, without their padding. The others
-are unseen numbers of the flow.
+numbers that the environment uses: `n_action_steps` actions, without their padding. The other
+numbers are unseen numbers of the flow.
 """
 
 # N observation, C camera, K action of a chunk, A number of an action, P number of the state, T
@@ -38,25 +38,25 @@ from siirl.models.weights import CONFIG_FILE
 
 PADDING = -1  # behind the last token of an instruction; no token has this id
 PROCESSORS = ("policy_preprocessor*", "policy_postprocessor*")
-"""Files of LeRobot's processors, which hold the statistics."""
+"""Files of LeRobot's processors; they hold the statistics."""
 DEVIATION = "deviation"
 """Name of the layer of learnt noise, which LeRobot's layouts do not have."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Normalised: `(number - offset) / divisor`; back: `value * factor + offset`."""
+    """Normalises by `(number - offset) / divisor`; restores by `value * factor + offset`."""
 
     offset: NDArray[np.float64]
     factor: NDArray[np.float64]
     divisor: NDArray[np.float64]
 
     def normalise(self, numbers: NDArray[Any]) -> NDArray[np.float32]:
-        """Numbers as the network reads them."""
+        """Numbers in the form that the network reads."""
         return ((numbers - self.offset) / self.divisor).astype(np.float32)
 
     def restore(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """The inverse, of the network's output."""
+        """The inverse, for the network's output."""
         return (values * self.factor + self.offset).astype(np.float32)
 
 
@@ -96,9 +96,9 @@ class Reading:
     """How a policy reads observations and writes chunks."""
 
     images: int
-    """The environment's cameras that are read, from the first on."""
+    """Number of the environment's cameras that are read, from the first on."""
     view: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
-    """Turns an image as the checkpoint's data are."""
+    """Rotates an image to match the checkpoint's data."""
     state: Scale
     tokenizer: Tokenizer
     instruction_length: int
@@ -148,16 +148,15 @@ class FlowVLA(Policy):
     """The policy; see `Policy` for the contract.
 
     Args:
-        network: With LeRobot's names.
+        network: The network, with LeRobot's names.
         feature_size: Width of `Prefix.features_NW`.
-        reading: Of observations and chunks.
+        reading: Form of observations and chunks.
         actions: Coding of actions.
-        flow: How it is sampled.
-        folder: Of the files beside the weights.
+        flow: How it is sampled. folder: Of the files beside the weights.
     """
 
     order_F: torch.Tensor
-    """Place of each of the flow's numbers among all actions of the network, tokens first."""
+    """Position of each of the flow's numbers in the network's actions, tokens first."""
     model: Any
     """A `PrefixNetwork`."""
 
@@ -194,7 +193,7 @@ class FlowVLA(Policy):
 
     @property
     def uniforms_per_chunk(self) -> int:
-        """See `Policy.uniforms_per_chunk`: the first noise and that of the random steps."""
+        """See `Policy.uniforms_per_chunk`: for the initial noise and the random steps."""
         moved = self.tokens_per_chunk + self.unseen
         if self.flow.noise == LEARNT:
             return moved + self.flow.steps * self.tokens_per_chunk
@@ -269,15 +268,15 @@ class FlowVLA(Policy):
     def _log_std(self, features_ND: torch.Tensor) -> torch.Tensor:
         """Log-deviations [N, S, T] within their bounds, by a tanh as in ReinFlow and RLinf.
 
-        Of a step, not of a token: new weights must not need the number of tokens, which an option
-        changes.
+        They belong to a step, not to a token: new weights must not depend on the number of tokens,
+        which an option changes.
         """
         share_NS1 = ((torch.tanh(self.deviation(features_ND)) + 1) / 2)[..., None]
         low, high = (math.log(bound) for bound in self.flow.noise_std)
         return (low + (high - low) * share_NS1).expand(-1, -1, self.tokens_per_chunk)
 
     def _linear_layers(self) -> list[str]:
-        """Layers that are trained without adapters; LeRobot's adapters are in some of them too."""
+        """Layers that are trained without adapters; LeRobot puts adapters into some of them too."""
         return [
             name
             for name, part in self.named_modules()

@@ -1,7 +1,7 @@
 """Asks the Hugging Face hub once, with a short timeout, whether it has a model.
 
-`from_pretrained` requests every file separately, and if the hub is unreachable tries each six times
-(huggingface_hub, `http_backoff`): a mistyped folder, or a cached model, then takes minutes. Here
+`from_pretrained` requests every file separately; if the hub is unreachable, it tries each six times
+(huggingface_hub, `http_backoff`). A mistyped folder, or a cached model, then takes minutes. Here
 one request without retry decides. Left out: downloading, which transformers does.
 """
 
@@ -31,12 +31,11 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
         endpoint: The hub's address; None: that of HF_ENDPOINT, or huggingface.co.
 
     Returns:
-        `name` if the hub serves such a model; if it does not, or cannot be reached, the folder of
-            its copy in the hub's cache.
+        `name` if the hub serves such a model; otherwise the folder of its copy in the hub's cache.
 
     Raises:
         ConfigError: Not a valid name of a model on the hub.
-        MissingAssetError: The hub has no such model, refuses access, or cannot be reached; and the
+        MissingAssetError: The hub has no such model, refuses access, or cannot be reached, and the
             cache has no copy.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
@@ -44,7 +43,7 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
-        HTTPError,  # of its HTTP library; raised without an answer
+        HTTPError,  # from its HTTP library; raised if there is no answer
         OfflineModeIsEnabled,
         RemoteEntryNotFoundError,
         RepositoryNotFoundError,

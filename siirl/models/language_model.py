@@ -1,12 +1,13 @@
-"""Causal language models to train, from a folder or the Hugging Face hub: tokens to hidden states.
+"""Trainable causal language models, from a folder or the Hugging Face hub: they map tokens to
+hidden states.
 
 The scorer applies the model's head, because the logits of a whole batch are its largest tensor
 (`siirl.algos.linear_log_probs`). Weights keep their names in the Hugging Face model, so that
 `from_pretrained` reads the `model.safetensors` of a checkpoint. Rows are packed side by side and
 separated by their position ids. Both are tested on a few tokens when an architecture is loaded.
 
-Below LoRA adapters lies the frozen model, which is the reference policy (`without_adapter`): a KL
-needs no second copy in memory.
+The frozen model below LoRA adapters is the reference policy (`without_adapter`), so a KL needs no
+second copy in memory.
 """
 
 # B row, S token, D entry of a hidden state, V entry of the vocabulary
@@ -66,7 +67,7 @@ class LanguageModel(Adaptable):
     causal_lm: Any
     """The model with its head.
 
-    It shares its parts with this module and is not registered as a submodule, so that names stay
+    It shares its parts with this module. It is not registered as a submodule, so that names stay
     those of transformers.
     """
     shares_prompts: bool
@@ -107,15 +108,16 @@ class LanguageModel(Adaptable):
         cache: Any = None,
         seen: Any = None,
     ) -> torch.Tensor:
-        """Hidden states of the last layer [B, S, D], each of which predicts the next token.
+        """Hidden states of the last layer [B, S, D]; each predicts the next token.
 
         Args:
             input_ids: int64 [B, S].
             position_ids: int64 [B, S]. Without an attention mask, one row may hold several texts:
                 each begins where positions restart, and does not attend to the others.
-            attention_mask: int64 [B, S], 0 at padding; or, for models that `shares_prompts`, of
-                lanes, or bool [B, 1, S, S]: which place (next to last axis) attends to which.
-            cache: Keys and values of earlier tokens, of transformers; None: all tokens are here.
+            attention_mask: int64 [B, S], 0 at padding; or, for models with `shares_prompts`, of
+                lanes, or bool [B, 1, S, S]: whether a place (next to last axis) attends to another.
+            cache: Keys and values of earlier tokens (a transformers cache); None: the input has all
+                tokens.
             seen: Pictures in the texts (`siirl.models.sight.SeenPictures`), if it sees.
         """
         decoder = self.causal_lm.base_model
@@ -141,7 +143,7 @@ class LanguageModel(Adaptable):
     def output_weight(self) -> torch.Tensor:
         """Weights of the head [V, D]; those of the embedding if the two are tied.
 
-        Over several ranks they are whole from the forward pass to the end of its backward pass.
+        On several ranks they are whole from the forward pass to the end of its backward pass.
 
         Raises:
             InvariantError: They are currently sharded.
@@ -150,7 +152,7 @@ class LanguageModel(Adaptable):
 
     @property
     def output_bias(self) -> torch.Tensor | None:
-        """Bias of the head [V], which few models have; see `output_weight`."""
+        """Bias of the head [V]; few models have one. See `output_weight`."""
         bias = self.causal_lm.get_output_embeddings().bias
         return None if bias is None else _whole(bias)
 
@@ -184,7 +186,7 @@ class LanguageModel(Adaptable):
 
     @property
     def exported_names(self) -> frozenset[str]:
-        """Names of the weights that an engine loads; a tied weight has one."""
+        """Names of the weights that an engine loads; a tied weight has one name."""
         names = (name_without_adapters(name) for name, _ in self.named_parameters())
         return frozenset(name for name in names if name is not None)
 
@@ -235,8 +237,8 @@ class LanguageModel(Adaptable):
 def _writing_on_every_rank(causal_lm: Any) -> Iterator[None]:
     """Let `save_pretrained` write on every rank in this context.
 
-    transformers 5.19 writes only on rank 0 of a process group, but each rank has its own vLLM,
-    which reads its own folder.
+    transformers 5.19 writes only on rank 0 of a process group, but each rank has its own vLLM with
+    its own folder.
     """
     causal_lm.should_save_on_this_rank = lambda is_main_process: is_main_process
     try:
@@ -264,11 +266,11 @@ def load_language_model(
         trust_remote_code: Run code that comes with the model.
         gradient_checkpointing: Recompute a block's activations in the backward pass instead of
             keeping them.
-        lora: Train adapters of this rank; None or rank 0: all weights. A checkpoint with adapters
-            keeps its own.
+        lora: Train adapters with this LoRA rank; None or rank 0: train all weights. A checkpoint
+            with adapters keeps its own.
         seed: Seed of new adapters.
         weights: False leaves the weights on the meta device and plans to read them
-            (`siirl.models.weights.materialise`), where the files have the model's own names.
+            (`siirl.models.weights.materialise`), if the files have the model's own names.
 
     Raises:
         MissingAssetError: No such folder or hub id, or missing weights.
@@ -313,7 +315,7 @@ def _sight_of(config: Any, source: str) -> Any:
     """Sight of a model that takes pictures, else None."""
     if not takes_pictures(config):
         return None
-    # imports Pillow and transformers' image processors, which models of text do without
+    # imports Pillow and transformers' image processors, which text models do not need
     from siirl.models.seen_pictures import load_picture_reader
     from siirl.models.sight import Sight
 
@@ -323,7 +325,7 @@ def _sight_of(config: Any, source: str) -> Any:
 def recompute_activations(model: nn.Module) -> None:
     """Let every transformer block keep only its input, and recompute the rest for its gradient.
 
-    transformers' own switch works in training mode only, but the module stays in evaluation mode,
+    transformers' own switch works only in training mode, but the module stays in evaluation mode,
     without dropout.
 
     Raises:

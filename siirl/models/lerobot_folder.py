@@ -1,10 +1,11 @@
-"""A policy folder as LeRobot saves it: config.json, checked, and what it says about a flow policy.
+"""Reads a policy folder in LeRobot's layout: checks its config.json and derives the flow policy's
+settings.
 
 A folder has config.json (`type`), model.safetensors, and the processors of LeRobot 0.4 and later
 (`siirl.models.lerobot_scales`). A run's checkpoints have the same layout.
 
 Left out: checkpoints of LeRobot before 0.4, which hold statistics among the weights (LeRobot
-converts them), adapters of LeRobot's own, several observations in time.
+converts them), LeRobot's own adapters, several observations in time.
 """
 
 import math
@@ -49,21 +50,21 @@ class PolicyKind:
 
     type: str
     name: str
-    """For messages."""
+    """Name in messages."""
     base: str
-    """The published start of fine-tuning, which has no statistics of a robot."""
+    """The published starting point of fine-tuning; it has no statistics of a robot."""
     counts: tuple[str, ...]
-    """Whole numbers of at least 1."""
+    """Keys with whole numbers of at least 1."""
     steps: str
-    """The one that is the number of denoising steps."""
+    """Key of the number of denoising steps."""
     ratios: tuple[str, ...]
-    """Positive numbers."""
+    """Keys with positive numbers."""
     flags: Mapping[str, bool | None]
-    """true or false, and what LeRobot takes if there is none; None: it must be there."""
+    """Keys with true or false, and LeRobot's default; None: the key is required."""
     image_size: str
-    """Width and height that images are scaled to; null: as they come."""
+    """Key of the width and height that images are scaled to; null: unscaled."""
     only: Mapping[str, tuple[Any, str]]
-    """Settings that siirl supports in one value only, and the meaning of other values."""
+    """Settings of which siirl supports only one value, and the meaning of other values."""
     processors: ProcessorSteps
 
 
@@ -81,7 +82,7 @@ class LeRobotFolder:
 
         Raises:
             MissingAssetError: A missing file.
-            CheckpointError: Another policy, or settings that siirl does not have.
+            CheckpointError: Another policy, or unsupported settings.
         """
         file = folder / CONFIG_FILE
         if not file.is_file():
@@ -94,7 +95,7 @@ class LeRobotFolder:
         config = read_object(file, remedy="Download it again.")
         if config.get("type") != kind.type:
             raise CheckpointError(
-                f"{file} describes no {kind.name} of LeRobot: its type is "
+                f"{file} does not describe a LeRobot {kind.name}: its type is "
                 f"{config.get('type')!r}, expected {kind.type!r}."
             )
         problem = _problem(config, kind)
@@ -118,7 +119,7 @@ class LeRobotFolder:
 
     @property
     def image_size(self) -> tuple[int, int] | None:
-        """Width and height that images are scaled to; None: as they come."""
+        """Width and height that images are scaled to; None: unscaled."""
         size = self.config.get(self.kind.image_size)
         return None if size is None else (size[0], size[1])
 
@@ -131,7 +132,8 @@ class LeRobotFolder:
         tokenizer: Tokenizer,
         truncation_side: str,
     ) -> Reading:
-        """How the policy reads this environment; None: as in the checkpoint.
+        """How the policy reads this environment. Arguments that are None have the checkpoint's
+        values.
 
         Raises:
             ConfigError: An environment that does not fit.
@@ -198,34 +200,34 @@ class LeRobotFolder:
         if images > there:
             raise ConfigError(
                 f"The policy in {folder} reads {images} cameras ({', '.join(cameras[:images])}), "
-                f"and environment {spec.name!r} has {there}. Render more (env=libero: "
+                f"but environment {spec.name!r} has {there}. Render more cameras (env=libero: "
                 "env.camera=both), or set actor_rollout_ref.model.options.images: the others are "
                 "then left out."
             )
         felt = int(np.prod(spaces[PROPRIOCEPTION].shape or (0,))) if PROPRIOCEPTION in spaces else 0
         if felt != sizes[STATE]:
             raise ConfigError(
-                f"The policy in {folder} reads {sizes[STATE]} numbers of {STATE}, and "
-                f"{spec.name!r} has {felt} of proprioception: take an environment of the robot "
+                f"The policy in {folder} reads {sizes[STATE]} numbers of {STATE}, but "
+                f"{spec.name!r} has {felt} of proprioception: choose an environment with the robot "
                 "that it was trained on."
             )
         if spec.action_space.shape != (sizes[ACTION],):
             raise ConfigError(
-                f"The policy in {folder} has actions of {sizes[ACTION]} numbers, and "
-                f"{spec.name!r} has {spec.action_space}: take an environment of the robot that it "
-                "was trained on."
+                f"The policy in {folder} has actions of {sizes[ACTION]} numbers, but {spec.name!r} "
+                f"has {spec.action_space}: choose an environment with the robot that it was "
+                "trained on."
             )
 
 
 def require_flags(**options: bool | None) -> None:
-    """Raise ValueError for an option that is neither true nor false; None is as in the folder."""
+    """Raise ValueError for an option other than true, false or None (the folder's value)."""
     for name, value in options.items():
         if value is not None and type(value) is not bool:
             raise ValueError(f"{name}={value!r} must be true or false.")
 
 
 def _is_libero(spec: EnvSpec) -> bool:
-    """Also with stand-in assets, which its name says."""
+    """Whether it is LIBERO, with or without stand-in assets (they change the name)."""
     return spec.name.partition(" ")[0] == "libero"
 
 
@@ -238,7 +240,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
 
 
 def new_deviation(policy: FlowVLA, folder: Path) -> dict[str, torch.Tensor]:
-    """Weights of learnt noise for a checkpoint without; a run's checkpoint has them."""
+    """Weights of learnt noise for a checkpoint without them; a run's checkpoint has them."""
     if policy.flow.noise != LEARNT or f"{DEVIATION}.weight" in stored_shapes(folder):
         return {}
     return {
@@ -276,7 +278,7 @@ def _problem_of_features(config: Mapping[str, Any]) -> str | None:
         if not isinstance(parts, dict) or not all(map(_is_feature, parts.values())):
             return f"{place}={parts!r} does not give each name a type and a shape."
     if STATE not in config["input_features"] or ACTION not in config["output_features"]:
-        return f"it has no {STATE} or no {ACTION}, which the policy reads and writes."
+        return f"it lacks {STATE} or {ACTION}, which the policy reads and writes."
     for name, size in ((STATE, "max_state_dim"), (ACTION, "max_action_dim")):
         part = "input_features" if name == STATE else "output_features"
         if config[part][name]["shape"][0] > config[size]:

@@ -1,7 +1,7 @@
 """Scales of state and actions, from the processors of LeRobot 0.4 and later.
 
 policy_preprocessor.json and policy_postprocessor.json name the steps; the safetensors beside them
-hold the statistics. Left out: the steps themselves, which the policy does.
+hold the statistics. Left out: the steps themselves; the policy performs them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from siirl.params.documents import read_object
 
 STATE, ACTION = "observation.state", "action"
 ProcessorSteps = Mapping[str, Sequence[str]]
-"""File of a processor to the steps that a policy does itself."""
+"""Maps the file of a processor to the steps that a policy performs itself."""
 SWITCHED = ("relative_actions_processor", "absolute_actions_processor")
 """Steps that do nothing unless they are enabled."""
 
 
 def read_scale(folder: Path, name: str, *, size: int, steps: ProcessorSteps, base: str) -> Scale:
-    """How the processors scale a feature (lerobot/processor/normalize_processor.py).
+    """The processors' scaling of a feature (lerobot/processor/normalize_processor.py).
 
     Args:
         folder: Of the processors.
@@ -34,8 +34,8 @@ def read_scale(folder: Path, name: str, *, size: int, steps: ProcessorSteps, bas
 
     Raises:
         MissingAssetError: A missing file.
-        CheckpointError: A damaged file, a step that siirl does not do, no statistics, or ones that
-            are not finite.
+        CheckpointError: A damaged file, an unsupported step, no statistics, or statistics that are
+            not finite.
     """
     file = "policy_preprocessor.json" if name == STATE else "policy_postprocessor.json"
     step = "normalizer_processor" if name == STATE else "unnormalizer_processor"
@@ -50,7 +50,7 @@ def read_scale(folder: Path, name: str, *, size: int, steps: ProcessorSteps, bas
         "QUANTILE10": ("q10", "q90"),
     }
     if mode not in pairs:
-        raise CheckpointError(f"{folder / file}: {name} is scaled by {mode!r}, which is unknown.")
+        raise CheckpointError(f"{folder / file}: {name} is scaled by the unknown mode {mode!r}.")
     names = [f"{name}.{part}" for part in pairs[mode]]
     shapes = stored.shapes()
     if any(shapes.get(each) != (size,) for each in names):
@@ -58,7 +58,7 @@ def read_scale(folder: Path, name: str, *, size: int, steps: ProcessorSteps, bas
             f"{folder} has no {' and '.join(names)} of {size} numbers among its statistics "
             f"({', '.join(sorted(shapes)) or 'none'}): it was not trained on a data set with "
             "these features. Fine-tune it first (lerobot-train --policy.path=...); "
-            f"{base} is only a start for that."
+            f"{base} is only a starting point for that."
         )
     first, second = (stored.whole(each).double().numpy() for each in names)
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
@@ -90,8 +90,7 @@ def _statistics(
     strange = [name for each in steps if (name := _does(each)) not in (None, *known)]
     if strange:
         raise CheckpointError(
-            f"{place} has the step {strange[0]!r}, which siirl does not do. Known: "
-            f"{', '.join(known)}."
+            f"{place} has the unsupported step {strange[0]!r}. Known: {', '.join(known)}."
         )
     for each in steps:
         if each["registry_name"] == step and isinstance(each.get("config"), dict):

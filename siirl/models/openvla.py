@@ -1,12 +1,13 @@
-"""OpenVLA's first form: a 7B VLA policy that generates the tokens of one action in turn.
+"""The first OpenVLA: a 7B VLA policy that generates the tokens of one action in turn.
 
 Paper: https://arxiv.org/abs/2406.09246. Input of the language model: <s>, image patches, the
 question, and the tokens so far; attention is causal (github.com/openvla/openvla,
 prismatic/extern/hf/modeling_prismatic.py, MIT: `predict_action` calls transformers' `generate`).
-siirl excludes tokens that are no actions; the published code reads such a token as the nearest bin.
+siirl excludes tokens that are not action tokens; the published code maps such a token to the
+nearest bin.
 
-Questions of different length share a batch: padding lies between question and tokens, is masked,
-and has no positions.
+Questions of different lengths share a batch: padding lies between question and tokens, is masked,
+and takes no positions.
 """
 
 # N observation, V place of patches, L place of the question, T token of an action, S place, D
@@ -75,7 +76,7 @@ class OpenVLA(OpenVLAPolicy):
     def hidden(
         self, embeddings: torch.Tensor, there_NS: torch.Tensor, cache: DynamicCache | None = None
     ) -> torch.Tensor:
-        """Last hidden states of `embeddings`, which are the last of the places `there_NS`."""
+        """Last hidden states of `embeddings`, the last of the places `there_NS`."""
         whole = bool(there_NS.all())
         positions_NS = there_NS.cumsum(1) - 1
         output = self.language_model.model(
@@ -89,7 +90,7 @@ class OpenVLA(OpenVLAPolicy):
         return hidden
 
     def embedded_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embeddings of action tokens, which are counted from the first of them."""
+        """Embeddings of action tokens, counted from the first one."""
         words: Any = self.language_model.get_input_embeddings()
         embedded: torch.Tensor = words(tokens + self.action_tokenizer.first)
         return embedded
@@ -97,7 +98,9 @@ class OpenVLA(OpenVLAPolicy):
     def _asked(
         self, pixel_values: torch.Tensor | None, instruction_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings [N, S, D] of <s>, patches and question, and which places are no padding."""
+        """Embeddings [N, S, D] of <s>, patches and question, and the places that are not
+        padding.
+        """
         assert pixel_values is not None, "checked when the policy was made"
         ids_NL = self.question(instruction_ids)
         words_NLD = self.language_model.get_input_embeddings()(ids_NL)
@@ -144,6 +147,6 @@ class ActionTokenLogits:
 
 
 def last_places(hidden_NSD: torch.Tensor, there_NS: torch.Tensor) -> torch.Tensor:
-    """The hidden state [N, D] of each row's last place; padding is behind it."""
+    """The hidden state [N, D] of each row's last place, before its padding."""
     last_N = there_NS.sum(1) - 1
     return hidden_NSD[torch.arange(len(hidden_NSD), device=hidden_NSD.device), last_N]

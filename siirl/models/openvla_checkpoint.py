@@ -1,14 +1,13 @@
 """Reads checkpoints of OpenVLA and OpenVLA-OFT as published; errors name the remedy.
 
 A folder has config.json, safetensors files with the names of `OpenVLAForActionPrediction`,
-tokenizer.json, preprocessor_config.json, statistics (dataset_statistics.json, or norm_stats in
-config.json) and, of OpenVLA-OFT, the projector of proprioception and the regression head in
-separate files, if it has them. A run's checkpoints have the same layout, with all weights in one
-file.
+tokenizer.json, preprocessor_config.json, and statistics (dataset_statistics.json, or norm_stats in
+config.json). OpenVLA-OFT may also have the projector of proprioception and the regression head, in
+separate files. A run's checkpoints have the same layout, with all weights in one file.
 
-The files of the first OpenVLA and of an OpenVLA-OFT of tokens look alike: weights and configuration
-have the same names, and no entry says how actions were trained. The model's name (`openvla`,
-`openvla_oft`) therefore decides.
+The files of the first OpenVLA and of an OpenVLA-OFT with action tokens look alike: weights and
+configuration have the same names, and no entry says how actions were trained. The model's name in
+the configuration (`openvla`, `openvla_oft`) therefore decides.
 """
 
 import math
@@ -59,7 +58,7 @@ SEPARATE = {
 """Modules that training writes in separate files: prefix of their weights' names, and the file."""
 FILM = "vision_backbone--*_checkpoint.pt"
 REGRESSION = "model."
-"""Prefix of the names in a regression head; a diffusion head has another."""
+"""Prefix of the names in a regression head; a diffusion head has another prefix."""
 # in the middle of RLinf's bounds for pi0 (`noise_logvar_range`, 0.08 to 0.16); not tuned
 ACTION_STD = 0.12
 UNIT_BOUNDS = {"low": (-1.0,) * ACTION_SIZE, "high": (1.0,) * ACTION_SIZE}
@@ -77,20 +76,20 @@ def load_openvla_oft(
     action_std: float | None = None,
     weights: bool = True,
 ) -> OpenVLAOFT | OpenVLARegression:
-    """Read a checkpoint of OpenVLA-OFT, whose actions are tokens or those of a regression head.
+    """Read a checkpoint of OpenVLA-OFT, with action tokens or a regression head.
 
     Args:
-        folder: As published, or as a run exports it.
-        spec: Of the environment, which must have LIBERO's actions.
+        folder: Folder in the published layout, or exported by a run.
+        spec: Spec of the environment, which must have LIBERO's actions.
         images: Number of the environment's cameras that it reads, in their order: 1 for
-            SimpleVLA-RL's, 2 with the wrist camera.
-        statistics: Data set whose ranges scale numbers, or its suite: `spatial`, `10`; None: the
-            only one in the checkpoint.
+            SimpleVLA-RL's checkpoints, 2 with the wrist camera.
+        statistics: Data set whose ranges scale numbers, or its suite (`spatial`, `10`); None: the
+            checkpoint's only one.
         question_length: Tokens that questions are padded to.
         recompute: Recompute activations in the backward pass instead of keeping them.
         vision: Modules of the image encoders: `own`, or `timm` (`siirl.models.timm_vision`).
-        action_std: Deviation of a regression head's numbers (in [-1, 1]) before it is learnt; a
-            run's checkpoint has its own. None: `ACTION_STD`.
+        action_std: Initial deviation of a regression head's numbers (in [-1, 1]); a run's
+            checkpoint has a learnt one. None: `ACTION_STD`.
         weights: False checks everything and plans to read 15 GB of weights later
             (`siirl.models.weights.materialise`).
 
@@ -103,12 +102,12 @@ def load_openvla_oft(
     if any(files.folder.glob(FILM)):
         raise CheckpointError(
             f"{folder} has {FILM}: its encoders are modulated by the instruction (FiLM), which is "
-            "not supported. Take a checkpoint without."
+            "not supported. Choose a checkpoint without FiLM."
         )
     state = files.state if files.has(STATE_PROJECTOR) else None
     if files.has(STATE_PROJECTOR) and state is None:
         raise CheckpointError(
-            f"{folder} reads proprioception, but its statistics have no ranges of it ('proprio')."
+            f"{folder} reads proprioception, but its statistics lack its ranges ('proprio')."
         )
     _check_environment(spec, images=images, state=state, folder=files.folder)
     regression = files.has(ACTION_HEAD)
@@ -150,7 +149,7 @@ def load_openvla(
     parallel = [name.rstrip(".") for name in SEPARATE if files.has(name)]
     if parallel:
         raise CheckpointError(
-            f"{folder} has a {' and a '.join(parallel)}, which only OpenVLA-OFT has: take "
+            f"{folder} has a {' and a '.join(parallel)}, which only OpenVLA-OFT has: choose "
             "model=openvla_oft."
         )
     _check_environment(spec, images=1, state=None, folder=files.folder)
@@ -176,7 +175,9 @@ def make_openvla_oft(
 def make_openvla(
     spec: EnvSpec, path: str | None, /, *, weights: bool = True, **options: Any
 ) -> OpenVLA:
-    """`load_openvla` with the signature of `siirl.params.policies`; raises as the other."""
+    """`load_openvla` with the signature of `siirl.params.policies`; errors are those of
+    `make_openvla_oft`.
+    """
     check_options(options, load_openvla)
     return load_openvla(_required(path, "openvla"), spec, **options, weights=weights)
 
@@ -205,7 +206,7 @@ class Files:
     state: Quantiles | None
 
     def has(self, module: str) -> bool:
-        """Whether there are weights of a module."""
+        """Whether the checkpoint has weights of a module."""
         return any(name.startswith(module) for name in (*self.stored, *self.separate))
 
     def tokens(self) -> OpenVLATokenizer:
@@ -240,9 +241,9 @@ def _read(folder: Path, *, statistics: str | None) -> Files:
     heads = [name for name in separate if name.startswith(ACTION_HEAD)]
     if any(not name.startswith(f"{ACTION_HEAD}{REGRESSION}") for name in heads):
         raise CheckpointError(
-            f"{folder} has an action head with {heads[0].removeprefix(ACTION_HEAD)}: it is no "
-            "regression head (a diffusion head?), and is not supported. Take a checkpoint that "
-            "was fine-tuned with the L1 loss, or to generate actions as tokens."
+            f"{folder} has an action head with {heads[0].removeprefix(ACTION_HEAD)}: it is not a "
+            "regression head (possibly a diffusion head) and is not supported. Choose a checkpoint "
+            "that was fine-tuned with the L1 loss, or to generate actions as tokens."
         )
     try:
         actions, state = read_statistics(folder, data=statistics)
@@ -254,7 +255,7 @@ def _read(folder: Path, *, statistics: str | None) -> Files:
 
 
 def _plan(policy: OpenVLAPolicy, files: Files, *, weights: bool) -> None:
-    """Compare the weights with the policy, and read them if asked."""
+    """Compare the weights with the policy, and read them if requested."""
     expected = policy.state_dict()
     policy.planned = plan_weights(
         policy,
@@ -271,7 +272,7 @@ def _check_deviation(std: float | None, *, regression: bool, folder: Path) -> No
     key = "actor_rollout_ref.model.options.action_std"
     if std is not None and not regression:
         raise ConfigError(
-            f"{key}={std} is read for a regression head, and the policy in {folder} has actions as "
+            f"{key}={std} is read for a regression head, but the policy in {folder} has action "
             "tokens: leave it out."
         )
     if std is not None and not (type(std) in (int, float) and 0 < std < math.inf):
@@ -295,7 +296,7 @@ def _encoders(names: Sequence[str], *, vision: str, recompute: bool) -> list[Vis
 def unused(name: str) -> bool:
     """Whether no pass reads a checkpoint's weight.
 
-    These are an encoder's last block and what follows it, and an old Llama's frequencies.
+    These are an encoder's last block and the layers after it, and an old Llama's frequencies.
     """
     return name.startswith(VISION) or name.endswith(FREQUENCIES)
 
@@ -343,7 +344,7 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _separate_module(folder: Path, prefix: str, pattern: str) -> dict[str, torch.Tensor]:
-    """Weights of a module that training writes in a separate file, by name in the policy.
+    """Weights of a module that training writes to a separate file, by their names in the policy.
 
     Empty without such a file.
     """
@@ -378,16 +379,16 @@ def _check_environment(
     if not 1 <= images <= cameras:
         raise ConfigError(
             f"The policy in {folder} reads actor_rollout_ref.model.options.images={images} "
-            f"cameras, and environment {spec.name!r} has {cameras}."
+            f"cameras, but environment {spec.name!r} has {cameras}."
         )
     felt = int(np.prod(spaces[PROPRIOCEPTION].shape or (0,))) if PROPRIOCEPTION in spaces else 0
     if state is not None and felt != len(state.low):
         raise ConfigError(
-            f"The policy in {folder} reads {len(state.low)} numbers of proprioception, and "
+            f"The policy in {folder} reads {len(state.low)} numbers of proprioception, but "
             f"{spec.name!r} has {felt}."
         )
     if spec.action_space.shape != (ACTION_SIZE,):
         raise ConfigError(
-            f"The policy in {folder} has the actions of LIBERO's robot, and {spec.name!r} has "
+            f"The policy in {folder} has the actions of LIBERO's robot, but {spec.name!r} has "
             f"{spec.action_space}."
         )

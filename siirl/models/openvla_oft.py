@@ -1,11 +1,11 @@
 """OpenVLA-OFT: a 7B VLA policy that decodes a chunk of actions in one pass.
 
-Paper: https://arxiv.org/abs/2502.19645. Its actions are tokens, or numbers of a regression head,
-which have a learnt deviation here.
+Paper: https://arxiv.org/abs/2502.19645. Its actions are tokens, or numbers of a regression head;
+here these numbers have a learnt deviation.
 
 Input of the language model: <s>, image patches, proprioception, the question, one empty embedding
-for each token of the chunk, </s>. Attention is not causal. The hidden state of a token is at the
-place before it (github.com/moojink/openvla-oft, prismatic/extern/hf/modeling_prismatic.py and
+for each token of the chunk, </s>. Attention is not causal. A token's hidden state is at the place
+before it (github.com/moojink/openvla-oft, prismatic/extern/hf/modeling_prismatic.py and
 prismatic/models/action_heads.py, MIT, and its fork of transformers). Left out: the diffusion head,
 and FiLM.
 """
@@ -36,7 +36,7 @@ from siirl.models.openvla_policy import (
 STOP = 2  # Llama's </s>
 HEAD_BLOCKS = 2  # of `L1RegressionActionHead`
 DEVIATION = "log_std"
-"""Name of the learnt deviation, which the published layout does not have."""
+"""Name of the learnt deviation, which the published layout lacks."""
 BIDIRECTIONAL = "siirl_bidirectional"
 """Name of `attend_bidirectionally` among the attention functions of transformers."""
 
@@ -49,7 +49,7 @@ def attend_bidirectionally(
     attention_mask: torch.Tensor | None,
     **named: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of every place to every other one, or to those of a mask; never causal.
+    """Attention of every place to every other place, or to the places of a mask; never causal.
 
     The signature is that of transformers. Without a mask transformers' own function is causal.
     """
@@ -64,7 +64,7 @@ class ParallelPolicy(OpenVLAPolicy):
     """Common base of both heads: computes the hidden state of each token of a chunk.
 
     Args:
-        parts: Of the checkpoint.
+        parts: Parts of the checkpoint.
         proprioception: Quantiles of proprioception, for a checkpoint that reads it.
         images: Number of the environment's images that are read, from the first on.
     """
@@ -109,7 +109,7 @@ class ParallelPolicy(OpenVLAPolicy):
             [words_NLD[:, :1], seen_NVD, words_NLD[:, 1:], empty_NTD, stop_N1D], dim=1
         )
 
-        # A short question is padded before the chunk; padding is masked and has no positions.
+        # A short question is padded before the chunk; padding is masked and takes no positions.
         there_NL = ids_NL != self.padding
         before = seen_NVD.shape[1] + 1
         after = tokens + 1
@@ -119,7 +119,7 @@ class ParallelPolicy(OpenVLAPolicy):
         mask_N1SS = there_NS[:, None, None].expand(-1, 1, there_NS.shape[1], -1)
         output = self.language_model.model(
             inputs_embeds=embeddings_NSD,
-            # without a mask torch takes its fastest kernel
+            # without a mask torch uses its fastest kernel
             attention_mask=None if bool(there_NL.all()) else mask_N1SS,
             position_ids=there_NS.cumsum(1) - 1,
             use_cache=False,
@@ -133,8 +133,8 @@ class OpenVLAOFT(ParallelPolicy):
     """The policy of action tokens; see `Policy` for the contract.
 
     Args:
-        parts: Of the checkpoint.
-        action_tokenizer: Of the actions.
+        parts: Parts of the checkpoint.
+        action_tokenizer: Coding of the actions.
         proprioception: Quantiles of proprioception, for a checkpoint that reads it.
         images: Number of the environment's images that are read, from the first on.
     """
@@ -169,15 +169,15 @@ class OpenVLAOFT(ParallelPolicy):
 class OpenVLARegression(ParallelPolicy):
     """The policy of a regression head; see `Policy` for the contract.
 
-    The head gives the mean of a Gaussian, which the published policy acts with. The log-deviation
-    of each dimension of an action is a separate weight.
+    The head gives the mean of a Gaussian; the published policy acts with the mean. The
+    log-deviation of each dimension of an action is a separate weight.
 
     Args:
-        parts: Of the checkpoint.
-        action_tokenizer: Of the actions.
+        parts: Parts of the checkpoint.
+        action_tokenizer: Coding of the actions.
         proprioception: Quantiles of proprioception, for a checkpoint that reads it.
         images: Number of the environment's images that are read, from the first on.
-        std: Deviation of new weights, in the numbers that the head computes.
+        std: Initial deviation, in units of the head's output.
     """
 
     distribution = Gaussian

@@ -1,4 +1,4 @@
-"""Common base of the forms of OpenVLA: encoders, language model, question, files.
+"""Common base of the OpenVLA policies: encoders, language model, question, files.
 
 Papers: https://arxiv.org/abs/2406.09246 and https://arxiv.org/abs/2502.19645.
 `siirl.models.openvla` generates tokens one after another, `siirl.models.openvla_oft` decodes a
@@ -70,7 +70,7 @@ class OpenVLATokenizer(ActionTokenizer):
 
     @property
     def first(self) -> int:
-        """The first of them."""
+        """The first action token."""
         return self.vocabulary - self.bins
 
     def decode(self, tokens: NDArray[np.int64]) -> NDArray[Any]:
@@ -87,7 +87,7 @@ class OpenVLATokenizer(ActionTokenizer):
 
 @dataclass(frozen=True)
 class OpenVLANumbers(ContinuousActions):
-    """Actions of `env=libero` as the numbers that a checkpoint's regression head computes."""
+    """Actions of `env=libero` as the output numbers of a checkpoint's regression head."""
 
     quantiles: Quantiles
 
@@ -113,9 +113,9 @@ class Parts:
     preprocessor: Mapping[str, Any]
     """Its preprocessor_config.json."""
     tokenizer: Tokenizer
-    """Of the question."""
+    """Tokenizer of the question."""
     question_length: int
-    """Tokens that every question is padded to."""
+    """Length in tokens to which every question is padded."""
     recompute: bool
     """Keep only the input of each block for the backward pass."""
     folder: Path
@@ -128,7 +128,7 @@ class OpenVLAPolicy(Policy):
     """Encoders, projector and language model, with the names of the published weights.
 
     Args:
-        parts: Of the checkpoint.
+        parts: Parts of the checkpoint.
         attention: Name of the language model's attention function.
         proprioception: Quantiles of proprioception, for a checkpoint that reads it.
         images: Number of the environment's images that are read, from the first on.
@@ -189,9 +189,10 @@ class OpenVLAPolicy(Policy):
         return seen, self.quantiles.normalise(proprioception).astype(np.float32)
 
     def _linear_layers(self) -> list[str]:
-        """Without the projector of proprioception: eight numbers are fewer than an adapter's rank.
+        """Leaves out the projector of proprioception: its eight inputs are fewer than an adapter's
+        rank.
 
-        OpenVLA-OFT's own adapters leave it out as well (vla-scripts/finetune.py there).
+        OpenVLA-OFT's own adapters also leave it out (vla-scripts/finetune.py there).
         """
         layers = super()._linear_layers()
         return [name for name in layers if not name.startswith("proprio_projector.")]
@@ -221,7 +222,7 @@ class OpenVLAPolicy(Policy):
 
     @abc.abstractmethod
     def head_flops(self) -> int:
-        """Operations of one observation after the last hidden state."""
+        """Operations for one observation after the last hidden state."""
 
     def observation_flops(self, instruction_ids: torch.Tensor) -> int:
         """See `Policy.observation_flops`."""
@@ -239,7 +240,7 @@ class OpenVLAPolicy(Policy):
                 shutil.copyfile(self.folder / name, folder / name)
 
     def question(self, instruction_ids: torch.Tensor) -> torch.Tensor:
-        """The questions [N, L], without the padding that all of them have."""
+        """The questions [N, L], without their common padding."""
         return instruction_ids[:, : int((instruction_ids != self.padding).sum(1).max())]
 
     def seen(self, pixel_values: torch.Tensor, proprioception: torch.Tensor | None) -> torch.Tensor:
@@ -262,7 +263,7 @@ class OpenVLAPolicy(Policy):
 
 
 def openvla_flops(policy: OpenVLAPolicy, *, question: int) -> int:
-    """One observation, whose question has `question` tokens."""
+    """Operations for one observation whose question has `question` tokens."""
     patches = policy.vision_backbone.patches
     seen = policy.images * patches
     images = policy.images * sum(
@@ -277,5 +278,5 @@ def openvla_flops(policy: OpenVLAPolicy, *, question: int) -> int:
 
 
 def bin_flops(policy: OpenVLAPolicy) -> int:
-    """The logits of a chunk."""
+    """Operations for the logits of a chunk."""
     return 2 * policy.tokens_per_chunk * policy.language_model.config.hidden_size * BINS

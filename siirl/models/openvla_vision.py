@@ -1,10 +1,11 @@
-"""OpenVLA's vision: DINOv2 and SigLIP side by side, whose patch features are concatenated.
+"""OpenVLA's vision: concatenates the patch features of DINOv2 and SigLIP.
 
 The checkpoints were trained with timm's vision transformers. The modules here have the same weights
 under the same names and compute the same numbers (tests/models/test_openvla_vision.py), without
-timm: it needs torchvision, whose builds must match torch's, and versions after 0.9 use other names.
-Only the used part of an encoder is built: OpenVLA reads the output of the second-to-last block,
-before the final norm (github.com/openvla/openvla, prismatic/extern/hf/modeling_prismatic.py, MIT).
+timm: timm needs torchvision, whose builds must match torch's, and its versions after 0.9 use other
+names. Only the used part of an encoder is built: OpenVLA reads the output of the second-to-last
+block, before the final norm (github.com/openvla/openvla, prismatic/extern/hf/modeling_prismatic.py,
+MIT).
 """
 
 # N image, P patch, S = registers + P token, D feature, H head
@@ -62,11 +63,12 @@ class VisionBackbone(nn.Module):
     """One or two encoders on the same image.
 
     Args:
-        shapes: Of the encoders.
+        shapes: Shapes of the encoders.
         means, stds: Normalisation of colours in [0, 1], for each encoder.
         image_size: Height and width in pixels.
         recompute: Keep only the input of each block for the backward pass, and recompute the rest.
-        encoders: Of these shapes, built elsewhere (`siirl.models.timm_vision`); None: our own.
+        encoders: Encoders of these shapes, built elsewhere (`siirl.models.timm_vision`); None: our
+            own.
     """
 
     means: torch.Tensor
@@ -190,7 +192,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Linear layers `fc1`, `fc2`, … of the given widths, with a GELU between two."""
+    """Linear layers `fc1`, `fc2`, … of the given widths, with a GELU between each two."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """pi0 and pi0.5: VLA policies whose action expert denoises chunks of actions, for RL.
 
-`siirl.models.flow_vla` has the policy, `siirl.models.pi_network` the networks, and
-`siirl.models.pi_checkpoint` reads LeRobot's checkpoints.
+The policy is in `siirl.models.flow_vla`, the networks in `siirl.models.pi_network`, and the reader
+of LeRobot's checkpoints in `siirl.models.pi_checkpoint`.
 """
 
 # N observation, L token, P number of the state
@@ -31,12 +31,12 @@ CHARACTERS = 4
 
 
 class Pi(FlowVLA):
-    """What both policies have in common.
+    """Common base of both policies.
 
     Args:
-        network: Of one of the two.
+        network: The network of one of the two.
         feature_size: See `FlowVLA`.
-        reading: Of observations and chunks.
+        reading: Form of observations and chunks.
         actions: Coding of actions.
         flow: How it is sampled.
         folder: Of the files beside the weights.
@@ -71,13 +71,13 @@ class Pi(FlowVLA):
 
 
 class Pi0(Pi):
-    """pi0; its features are the action expert's hidden state at the state's place."""
+    """pi0; its features are the action expert's hidden state at the place of the state."""
 
     def __init__(self, shape: NetworkShape, **parts: Any) -> None:
         super().__init__(Pi0Network(shape), feature_size=shape.expert.width, **parts)
 
     def _drop_velocity(self) -> None:
-        """See `FlowVLA._drop_velocity`: the expert stays, through which the state goes."""
+        """See `FlowVLA._drop_velocity`: keeps the expert, because the state passes through it."""
         del self.model.action_in_proj, self.model.action_out_proj
         del self.model.action_time_mlp_in, self.model.action_time_mlp_out
 
@@ -85,8 +85,8 @@ class Pi0(Pi):
 class Pi05(Pi):
     """pi0.5; its features are the language model's last hidden state at the last word.
 
-    The prompt holds the state, and a row of a batch one instruction for many states. So the
-    instruction is kept as its characters, and `forward` makes the tokens.
+    The prompt contains the state, but a row of a batch has one instruction for many states. The
+    instruction is therefore kept as characters, and `forward` makes the tokens.
 
     Args:
         shape: Of the network.
@@ -102,14 +102,14 @@ class Pi05(Pi):
         """Characters (code points) of the instruction, int64 [L].
 
         Raises:
-            ConfigError: A longer instruction than the prompt has place for.
+            ConfigError: The instruction is longer than the prompt has room for.
         """
         cleaned = text.strip().replace("_", " ").replace("\n", " ")
         length = CHARACTERS * self.reading.instruction_length
         if len(cleaned) > length:
             raise ConfigError(
-                f"The instruction {cleaned[:40]!r}... has {len(cleaned)} characters, and the "
-                f"prompt of this pi0.5 has place for {length}: shorten it."
+                f"The instruction {cleaned[:40]!r}... has {len(cleaned)} characters, but the "
+                f"prompt of this pi0.5 has room for {length}: shorten it."
             )
         return np.array([*map(ord, cleaned)] + [PADDING] * (length - len(cleaned)), np.int64)
 

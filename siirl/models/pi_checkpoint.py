@@ -1,15 +1,16 @@
 """Reads checkpoints of pi0 and pi0.5 as LeRobot publishes them; errors name the remedy.
 
-`siirl.models.lerobot_folder` has the layout. Names of weights may lack `model.` before them, as in
-lerobot/pi0_base and lerobot/pi05_base. The embedding of words has the name of the language head in
-published checkpoints, and its own beside it in those that LeRobot 0.5 and later saved: the latter
-is read. Sizes come from the weights: config.json holds only names of them.
+`siirl.models.lerobot_folder` describes the layout. Names of weights may lack the prefix `model.`,
+as in lerobot/pi0_base and lerobot/pi05_base. In published checkpoints the word embedding has the
+name of the language head. Checkpoints of LeRobot 0.5 and later also have it under its own name,
+which takes precedence. Sizes come from the weights: config.json only names them.
 
 LeRobot reads PaliGemma's tokenizer from the Hub, where its licence must be accepted. siirl reads
-`tokenizer.json` in the folder, or where `tokenizer` says; a run's checkpoints hold it.
+`tokenizer.json` in the folder, or in the folder of the option `tokenizer`; a run's checkpoints
+contain it.
 
-Left out, beside what `siirl.models.lerobot_folder` leaves out: relative actions, weights of LeRobot
-before 0.4 and of openpi.
+Left out, in addition to the list in `siirl.models.lerobot_folder`: relative actions, and weights of
+LeRobot before 0.4 and of openpi.
 """
 
 import math
@@ -123,8 +124,8 @@ def load_pi05(
     Args:
         folder: See `load_pi`.
         spec: See `load_pi`.
-        pad_state: The prompt has `max_state_dim` numbers, the last ones 0: LeRobot before 0.5 made
-            them so. openpi and later versions write the robot's numbers only.
+        pad_state: The prompt has `max_state_dim` numbers, the last ones 0, as in LeRobot before
+            0.5. openpi and later versions write only the robot's numbers.
         options: See `load_pi`.
     """
     require_flags(pad_state=pad_state)
@@ -153,24 +154,24 @@ def load_pi(
     tokenizer: str | None = None,
     weights: bool = True,
 ) -> AnyPi:
-    """Read a checkpoint of either.
+    """Read a checkpoint of pi0 or pi0.5.
 
     Args:
         kind: Which of them.
         make: Makes the policy of the arguments that both share.
-        folder: As LeRobot saves it, or as a run exports it.
-        spec: Of the environment.
+        folder: Folder saved by LeRobot or exported by a run.
+        spec: Spec of the environment.
         images: Number of the environment's cameras that it reads, in their order; None: as many as
             the checkpoint was trained with. LeRobot masks missing cameras.
         chunk_length: Actions executed of a chunk; None: the checkpoint's `n_action_steps`.
-        steps: Of denoising; None: the checkpoint's `num_inference_steps`.
+        steps: Denoising steps; None: the checkpoint's `num_inference_steps`.
         noise: `sde` (Flow-SDE), or `learnt` (Flow-Noise), which adds a small layer to new weights.
-        noise_level: Of Flow-SDE.
+        noise_level: Noise level of Flow-SDE.
         noise_std: Bounds of a learnt deviation, in deviations of the data's actions.
-        train_expert_only: Freeze PaliGemma; False trains all weights. The checkpoint's own flag is
-            of imitation, and not read.
-        freeze_vision_encoder: Freeze the image encoder; None: as the checkpoint says.
-        tokenizer: Folder with PaliGemma's tokenizer.json; None: that of the weights.
+        train_expert_only: Freeze PaliGemma; False trains all weights. The checkpoint's own flag
+            belongs to imitation and is not read.
+        freeze_vision_encoder: Freeze the image encoder; None: the checkpoint's value.
+        tokenizer: Folder with PaliGemma's tokenizer.json; None: the folder of the weights.
         weights: False checks everything and plans to read the weights later
             (`siirl.models.weights.materialise`).
 
@@ -269,7 +270,7 @@ def _planned(policy: Pi, folder: Path) -> PlannedWeights:
 
 
 def with_prefix(name: str) -> str:
-    """The name of a weight in siirl, but for the words."""
+    """The name of a weight in siirl, except for the word embedding."""
     return name if name.startswith((PREFIX, DEVIATION)) else PREFIX + name
 
 
@@ -313,8 +314,8 @@ class _Sizes:
         head_size = self._of(f"{layer}self_attn.k_proj.weight", axes=2)[0]
         if rows % head_size:
             raise CheckpointError(
-                f"{self.stored.folder}: {layer}self_attn.q_proj.weight has {rows} rows, which are "
-                f"no whole number of heads of {head_size}. Download the folder again."
+                f"{self.stored.folder}: {layer}self_attn.q_proj.weight has {rows} rows, which is "
+                f"not a multiple of the head size {head_size}. Download the folder again."
             )
         return GemmaShape(
             width=width,
@@ -358,7 +359,7 @@ class _Sizes:
         if shape is None or len(shape) != axes:
             found = "no" if shape is None else f"{shape} as"
             raise CheckpointError(
-                f"{self.stored.folder} has {found} {name}: it holds no whole "
+                f"{self.stored.folder} has {found} {name}: it is not a complete "
                 f"{self.stored.kind.name} of LeRobot 0.4 or later. Download it again."
             )
         return shape
@@ -379,6 +380,6 @@ def _require_known(words: Tokenizer, vocabulary: int, *, file: Path) -> None:
     most = max(words.get_vocab().values(), default=0)
     if most >= vocabulary:
         raise CheckpointError(
-            f"{file} has a token {most}, and the policy knows {vocabulary}: it is another model's "
-            "tokenizer. Copy that of google/paligemma-3b-pt-224."
+            f"{file} has a token {most}, but the policy has {vocabulary} tokens: it is another "
+            "model's tokenizer. Copy the one of google/paligemma-3b-pt-224."
         )

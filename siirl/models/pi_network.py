@@ -1,15 +1,16 @@
-"""Networks of pi0 and pi0.5: PaliGemma, whose keys and values an action expert attends to.
+"""Networks of pi0 and pi0.5: an action expert that attends to PaliGemma's keys and values.
 
-Papers: https://arxiv.org/abs/2410.24164 and https://arxiv.org/abs/2504.16054. Names and numbers are
+Papers: https://arxiv.org/abs/2410.24164 and https://arxiv.org/abs/2504.16054. Names and results are
 those of the lerobot package (src/lerobot/policies/pi0/modeling_pi0.py and pi05/modeling_pi05.py,
 Apache-2.0), so that its checkpoints fit.
 
-The *prefix* is images and instruction, which all attend to each other. The *suffix* is one place
-for each action of a chunk; it attends to the prefix and to itself. pi0 has the state at a place
-between them that sees no action: it belongs to what is computed once. pi0.5 has the state among the
-words, and gives the time to the norms of the expert (adaptive RMSNorm) instead of the actions.
+The *prefix* consists of images and instruction, which all attend to each other. The *suffix* has
+one place for each action of a chunk; it attends to the prefix and to itself. pi0 has the state at a
+place between them that does not attend to actions, so it is computed once. pi0.5 has the state
+among the words, and feeds the time to the norms of the expert (adaptive RMSNorm) instead of to the
+actions.
 
-Left out: what the language heads predict, real-time chunking.
+Left out: predictions of the language heads, real-time chunking.
 """
 
 # N observation, C camera, L place of the prefix, S step of denoising, K action of the network's
@@ -42,10 +43,10 @@ from siirl.models.prefix_layers import (
 
 
 class PiNetwork(nn.Module, abc.ABC):
-    """What both networks have in common: LeRobot's `PaliGemmaWithExpertModel` and projections.
+    """Common base of both networks: LeRobot's `PaliGemmaWithExpertModel` and projections.
 
     Args:
-        shape: Of its parts.
+        shape: Sizes of its parts.
     """
 
     expert_norm: type[PlainNorm | AdaptiveNorm]
@@ -80,7 +81,7 @@ class PiNetwork(nn.Module, abc.ABC):
         """See `siirl.models.flow_vla.PrefixNetwork`."""
         steps, length = actions_NSKA.shape[1:3]
         hidden_NSKW, condition_NSW = self._suffix(actions_NSKA, time_NS)
-        # the steps are independent chunks, side by side in one sequence: prefix keys stay single
+        # the steps are independent chunks in one sequence, so prefix keys are not repeated
         step_Q = torch.arange(steps, device=context.device).repeat_interleave(length)
         hidden_NSKW, _ = self._expert(
             hidden_NSKW,
@@ -153,7 +154,9 @@ class PiNetwork(nn.Module, abc.ABC):
 
 
 class Pi0Network(PiNetwork):
-    """LeRobot's `PI0Pytorch`; the features are the expert's at the state's place."""
+    """LeRobot's `PI0Pytorch`; the features are the expert's hidden state at the place of the
+    state.
+    """
 
     expert_norm = PlainNorm
 
@@ -167,7 +170,7 @@ class Pi0Network(PiNetwork):
     def prefix(
         self, images: torch.Tensor, words_NL: torch.Tensor, state_NP: torch.Tensor
     ) -> Prefix:
-        """Images and words, and behind them the state."""
+        """Images and words, followed by the state."""
         _, context, valid_NL = self._seen_and_read(images, words_NL)
         padded_NP = functional.pad(state_NP, (0, self.shape.max_state_dim - state_NP.shape[1]))
         state_NW = self.state_proj(padded_NP.to(self.state_proj.weight.dtype))
@@ -191,9 +194,9 @@ class Pi0Network(PiNetwork):
 
 
 class Pi05Network(PiNetwork):
-    """LeRobot's `PI05Pytorch`; the features are the language model's at the last word.
+    """LeRobot's `PI05Pytorch`; the features are the language model's hidden state at the last word.
 
-    The words hold the state.
+    The words contain the state.
     """
 
     expert_norm = AdaptiveNorm
@@ -225,7 +228,7 @@ class Pi05Network(PiNetwork):
 
 
 def freeze(network: PiNetwork, *, expert_only: bool, vision: bool) -> None:
-    """Freeze what LeRobot freezes, and what no action depends on.
+    """Freeze the weights that LeRobot freezes, and those that no action depends on.
 
     Args:
         network: Changed in place.

@@ -1,8 +1,8 @@
 """Parts of the networks of pi0 and pi0.5, with their sizes: PaliGemma and the action expert.
 
-The layers are transformers' own (SigLIP, Gemma); names and numbers are those of the lerobot package
-(src/lerobot/policies/pi_gemma.py and pi0/modeling_pi0.py, Apache-2.0). The embedding of words is
-stored under the name of the language head that it is tied to, as in the published checkpoints.
+The layers are transformers' own (SigLIP, Gemma); names and results are those of the lerobot package
+(src/lerobot/policies/pi_gemma.py and pi0/modeling_pi0.py, Apache-2.0). The word embedding is stored
+under the name of the language head, to which it is tied, as in the published checkpoints.
 """
 
 # N observation, L place of the prefix, S step of denoising, K action of a chunk, Q = S*K place of
@@ -29,7 +29,7 @@ from siirl.models.prefix_layers import Angles, ReturnsKeys, attend_behind, scale
 
 @dataclass(frozen=True)
 class GemmaShape:
-    """Sizes of one of the two transformers, which have one head of keys and values."""
+    """Sizes of one of the two transformers; each has one head of keys and values."""
 
     width: int
     hidden: int
@@ -39,7 +39,7 @@ class GemmaShape:
     vocabulary: int
 
     def config(self) -> GemmaConfig:
-        """As transformers takes it."""
+        """The configuration in transformers' form."""
         attention: Any = {"attn_implementation": "sdpa"}
         return GemmaConfig(
             hidden_size=self.width,
@@ -62,12 +62,12 @@ class VisionShape:
     layers: int
     patch: int
     image_size: int
-    """Pixels a side, to which images are scaled and padded."""
+    """Side length in pixels to which images are scaled and padded."""
     heads: int = 16  # of SigLIP So400m, PaliGemma's encoder
 
     @property
     def places(self) -> int:
-        """Of an image."""
+        """Places of an image."""
         return (self.image_size // self.patch) ** 2
 
 
@@ -81,7 +81,7 @@ class NetworkShape:
     max_state_dim: int
     max_action_dim: int
     periods: tuple[float, float]
-    """Least and greatest of the time's embedding."""
+    """Shortest and longest period of the time embedding."""
 
 
 class PlainNorm(GemmaRMSNorm):
@@ -90,7 +90,7 @@ class PlainNorm(GemmaRMSNorm):
     def forward(  # type: ignore[override]
         self, hidden_NSKW: torch.Tensor, condition_NSW: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Normalised places; nothing scales what is added to the residual sum."""
+        """Normalised places, without a gate."""
         return super().forward(hidden_NSKW), None
 
 
@@ -105,7 +105,7 @@ class AdaptiveNorm(nn.Module):
     def forward(
         self, hidden_NSKW: torch.Tensor, condition_NSW: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalised places, and the gate [N, S, 1, W] of what is added to the residual sum."""
+        """Normalised places, and the gate [N, S, 1, W] of the residual branch."""
         single = hidden_NSKW.float()
         normed = single * torch.rsqrt(single.square().mean(-1, keepdim=True) + self.eps)
         modulation = self.dense(condition_NSW.to(self.dense.weight.dtype))[:, :, None]
@@ -115,11 +115,11 @@ class AdaptiveNorm(nn.Module):
 
 
 class PrefixLayer(ReturnsKeys, GemmaDecoderLayer):  # type: ignore[misc]
-    """A layer of the language model that returns its keys and values too."""
+    """A layer of the language model that also returns its keys and values."""
 
 
 class ExpertLayer(nn.Module):
-    """A layer of Gemma that attends to a prefix too.
+    """A layer of Gemma that also attends to a prefix.
 
     Args:
         config: Of the expert.
@@ -206,7 +206,7 @@ class PaliGemma(nn.Module):
 
 
 class ActionExpert(nn.Module):
-    """The transformer of the suffix; its language head is stored, and read by nothing."""
+    """The transformer of the suffix; its language head is stored but never used."""
 
     def __init__(self, shape: GemmaShape, norm: type[PlainNorm | AdaptiveNorm]) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class ActionExpert(nn.Module):
 
 
 def _parts(**modules: nn.Module) -> Any:
-    """A module that only names others."""
+    """A module that only groups others under a name."""
     named = nn.Module()
     for name, module in modules.items():
         named.add_module(name, module)

@@ -1,4 +1,5 @@
-"""Contract of vision-language-action (VLA) policies: from observations to a distribution of chunks.
+"""Contract of vision-language-action (VLA) policies: they map observations to a distribution of
+chunks.
 
 A chunk has one token for each dimension of each action. The policy's distribution defines a token:
 a bin, a number, or a chain of denoised numbers. Rollout, scorer and losses use only its interface
@@ -29,8 +30,8 @@ from siirl.params.model_args import LoraArguments
 class Policy(Adaptable, abc.ABC):
     """A VLA policy.
 
-    `actor_rollout_ref.model.policy=module:name` names a user's own; it is called with (spec, path,
-    **options).
+    `actor_rollout_ref.model.policy=module:name` names a user's own policy; it is called with (spec,
+    path, **options).
     """
 
     action_tokenizer: ActionTokenizer | ContinuousActions
@@ -40,7 +41,7 @@ class Policy(Adaptable, abc.ABC):
     chunk_length: int
     """K, the number of actions decoded from one observation."""
     feature_size: int | None = None
-    """D of `features`; None for a policy that supports no critic."""
+    """D of `features`; None for a policy without support for a critic."""
     read_past: tuple[str, ...] = ()
     """Linear layers whose weights `forward` reads directly.
 
@@ -54,12 +55,12 @@ class Policy(Adaptable, abc.ABC):
     def prepare(
         self, *, images: NDArray[np.uint8] | None, proprioception: NDArray[np.float32] | None
     ) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
-        """Convert an observation to the inputs of `forward`, which trajectories keep.
+        """Convert an observation to the inputs of `forward`; trajectories keep these.
 
         By default it is unchanged.
 
         Args:
-            images: [cameras, height, width, 3], or None for an environment without.
+            images: [cameras, height, width, 3], or None for an environment without images.
             proprioception: [P], or None.
         """
         return images, proprioception
@@ -107,8 +108,8 @@ class Policy(Adaptable, abc.ABC):
     ) -> torch.Tensor:
         """Features [N, D] of an observation, before a chunk is decoded: input of a value head.
 
-        Arguments are those of `forward`. A policy that has features sets `feature_size` and
-        implements `drop_head` too.
+        Arguments are those of `forward`. A policy with features also sets `feature_size` and
+        implements `drop_head`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")
 
@@ -128,8 +129,8 @@ class Policy(Adaptable, abc.ABC):
         They are in all linear layers, or those of `lora.target_modules`.
 
         Raises:
-            ConfigError: Layers that the policy does not have, or that it reads past; a rank above
-                the smaller side of a layer.
+            ConfigError: Layers that the policy does not have, or that it bypasses; a rank above the
+                smaller side of a layer.
         """
         self.check_adapters(lora)
         add_adapters(self, lora, layers=self._linear_layers(), seed=seed)
@@ -157,7 +158,7 @@ class Policy(Adaptable, abc.ABC):
         ]
 
     def check_options(self, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
-        """Refuse options that the weights in `path` contradict; by default none.
+        """Refuse options that contradict the weights in `path`; by default none.
 
         Raises:
             CheckpointError: An option with another value than the weights have.
@@ -176,7 +177,7 @@ class Policy(Adaptable, abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")
 
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
-        """Write the files that are needed next to the weights to read this policy again.
+        """Write the files that are needed besides the weights to load this policy.
 
         Args:
             folder: An existing folder.

@@ -70,7 +70,7 @@ def build_policy(
     place = "actor_rollout_ref.model.policy"
     if name == LANGUAGE_MODEL:
         raise ConfigError(
-            f"{place}={name} generates text, and environment {spec.name!r} needs actions: take "
+            f"{place}={name} generates text, but environment {spec.name!r} needs actions: choose "
             f"{', '.join(f'model={known}' for known in POLICIES)}, or your own policy."
         )
     if name not in POLICIES and ":" not in name:

@@ -1,4 +1,5 @@
-"""Parts of networks whose action expert attends to keys and values of a vision-language model.
+"""Parts of networks in which an action expert attends to keys and values of a vision-language
+model.
 
 `siirl.models.smolvla_network` and `siirl.models.pi_network` are built of them.
 """
@@ -17,7 +18,7 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 ROPE_BASE = 10_000.0
-"""LeRobot's, whatever the vision-language model was trained with."""
+"""LeRobot's value, whatever the vision-language model was trained with."""
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines [N, L, D] of rotary positions."""
 
@@ -43,13 +44,13 @@ class KeptKeys:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *rest: Any, **named: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values as they came."""
+        """Keys and values unchanged."""
         self.keys, self.values = keys, values
         return keys, values
 
 
 class ReturnsKeys:
-    """Beside a layer of transformers, before it: the layer returns its keys and values too.
+    """Mixed in before a layer of transformers: makes the layer also return its keys and values.
 
     FSDP2 gathers a block's weights for the backward pass when the gradient of one of its outputs is
     known; keys that left through a cache would find them freed.
@@ -151,7 +152,7 @@ def embed_timed_actions(
 
 
 def rotations(position_NL: torch.Tensor, size: int) -> Angles:
-    """Cosines and sines [N, L, D] of rotary positions, as transformers' layers take them."""
+    """Cosines and sines [N, L, D] of rotary positions, in the form of transformers' layers."""
     powers = torch.arange(0, size, 2, device=position_NL.device).float() / size
     angles = position_NL[..., None].float() / ROPE_BASE**powers
     twice = torch.cat([angles, angles], dim=-1)
@@ -172,7 +173,7 @@ def as_pixels(images: torch.Tensor) -> torch.Tensor:
 
 
 def scaled_to_fit(pixels: torch.Tensor, width: int, height: int) -> torch.Tensor:
-    """Images [N, 3, ., .] scaled until one side fits; the other is not longer."""
+    """Images [N, 3, ., .] scaled until one side fits and the other is not longer."""
     ratio = max(pixels.shape[3] / width, pixels.shape[2] / height)
     size = (int(pixels.shape[2] / ratio), int(pixels.shape[3] / ratio))
     return functional.interpolate(pixels, size=size, mode="bilinear", align_corners=False)

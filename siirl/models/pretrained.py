@@ -1,6 +1,6 @@
 """Reads causal language models from folders or the Hugging Face hub; errors name the remedy.
 
-Left out: what training adds to a model (`siirl.models.language_model`).
+Left out: parts that training adds to a model (`siirl.models.language_model`).
 """
 
 import contextlib
@@ -50,8 +50,8 @@ def source_of(path: str | Path, *, place: str = KEY) -> str:
         acting = stored_policy(folder)
         if acting is not None:
             raise ConfigError(
-                f"{place}={path} holds a {acting}, which acts as a robot does, and text needs a "
-                f"language model: give {LANGUAGE_MODEL_FOLDER}, or take an environment of robots."
+                f"{place}={path} holds a {acting}, which outputs robot actions, but text needs a "
+                f"language model: give {LANGUAGE_MODEL_FOLDER}, or choose an environment of robots."
             )
         return str(folder)
     if folder.exists():
@@ -116,7 +116,7 @@ def read_config(source: str, *, trust_remote_code: bool, place: str = KEY) -> An
         found = ", ".join(architectures) or config.model_type
         raise ConfigError(
             f"{place}={source} is not a causal language model: it is {found}. Text is generated "
-            "token by token, from left to right; take a model whose config.json names "
+            "token by token, from left to right; choose a model whose config.json names "
             f"{known or '...ForCausalLM'}."
         )
     return config
@@ -153,7 +153,7 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
 
     Raises:
         MissingAssetError: No weight file.
-        CheckpointError: A truncated one, or one of another model.
+        CheckpointError: A truncated weight file, or one of another model.
     """
     try:
         with quiet_transformers():
@@ -166,11 +166,11 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
             )
     except safetensors.SafetensorError as error:
         raise CheckpointError(
-            f"{KEY}={source}: {_first_cut(source) or f'a weight file is not whole: {error}.'}"
+            f"{KEY}={source}: {_first_cut(source) or f'a weight file is truncated: {error}.'}"
         ) from error
     except OSError as error:
         raise MissingAssetError(
-            f"{KEY}={source} has no weights that can be read: {first_line(error)}"
+            f"{KEY}={source} has no readable weights: {first_line(error)}"
         ) from error
     except RuntimeError as error:
         raise CheckpointError(
@@ -180,9 +180,9 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
     missing = sorted(report["missing_keys"])
     if missing:
         raise CheckpointError(
-            f"{source} lacks {len(missing)} weights of a {type(causal_lm).__name__}, the first is "
-            f"{missing[0]!r}; they would be random. Take the whole checkpoint, or a config.json "
-            "that fits it."
+            f"{source} lacks {len(missing)} weights of a {type(causal_lm).__name__}, the first of "
+            f"them {missing[0]!r}; they would be random. Use the whole checkpoint, or a "
+            "config.json that fits it."
         )
     return causal_lm
 
@@ -192,8 +192,8 @@ def plan_causal_lm(
 ) -> tuple[Any, PlannedWeights] | None:
     """The model without memory for its weights, and the plan to read them.
 
-    None if the files have other names than the model, which transformers then converts, or if they
-    are not here yet: `read_causal_lm` reads those.
+    None if the names in the files differ from the model's (transformers then converts them), or if
+    the files are not downloaded yet: use `read_causal_lm` for those.
     """
     from accelerate import init_empty_weights
     from transformers import GenerationConfig
@@ -210,13 +210,13 @@ def plan_causal_lm(
         planned = plan_weights(causal_lm, folder)
     except CheckpointError:
         return None
-    with contextlib.suppress(OSError):  # without such a file the model has its own
+    with contextlib.suppress(OSError):  # without such a file the model keeps its own settings
         causal_lm.generation_config = GenerationConfig.from_pretrained(source)
     return causal_lm, planned
 
 
 def miniature(config: Any, *, trust_remote_code: bool) -> Any:
-    """A random model of the same architecture, with one layer of each kind and few tokens.
+    """A random model of the same architecture, with one layer of each kind and a small vocabulary.
 
     For tests of the architecture that need weights, but not trained ones.
     """
@@ -252,7 +252,7 @@ def _first_cut(source: str) -> str | None:
         except CheckpointError as error:
             if not file.is_symlink():
                 return str(error)
-            # the cache links to its contents; only their removal causes a new download
+            # the cache holds links to its contents; only removing these causes a new download
             blob = file.resolve()
             return f"{error} It is in the hub's cache: delete {blob}, and it is downloaded again."
     return None
@@ -288,8 +288,8 @@ def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: 
 
 @contextlib.contextmanager
 def damage_named(source: str, files: str) -> Iterator[None]:
-    """Turn any error that transformers raises for damaged files into a CheckpointError; a lack of
-    memory is none.
+    """Turn any error that transformers raises for damaged files into a CheckpointError, except a
+    lack of memory.
 
     Args:
         source: Folder or hub id of the model.
@@ -297,7 +297,7 @@ def damage_named(source: str, files: str) -> Iterator[None]:
     """
     try:
         yield
-    except (SiirlError, MemoryError, torch.OutOfMemoryError):  # no fault of the files
+    except (SiirlError, MemoryError, torch.OutOfMemoryError):  # not a fault of the files
         raise
     # tokenizers raises plain Exception; huggingface_hub and jinja2 derive theirs from it directly
     except Exception as error:
@@ -309,10 +309,10 @@ def damage_named(source: str, files: str) -> Iterator[None]:
 
 @functools.cache
 def import_model_classes() -> None:
-    """Import transformers' classes of models as where scikit-learn and SciPy are not installed.
+    """Import transformers' model classes as if scikit-learn and SciPy were not installed.
 
-    Assisted decoding and the losses of object detection would import them, which nothing here asks
-    for: 50 MB of a process.
+    Assisted decoding and object-detection losses, which are not used here, would import them and
+    take 50 MB per process.
     """
     from transformers import utils
 
@@ -327,7 +327,7 @@ def import_model_classes() -> None:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Suppress the progress bars of transformers, which every rank would print."""
+    """Suppress transformers' progress bars; otherwise every rank would print them."""
     from transformers.utils import logging
 
     drawn = logging.is_progress_bar_enabled()

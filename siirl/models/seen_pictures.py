@@ -1,13 +1,13 @@
-"""Pictures in the form that Qwen's vision-language models read: patches, places in a prompt,
+"""Pictures in the input form of Qwen's vision-language models: patches, places in a prompt,
 positions.
 
 A picture is resized, cut into square patches, and encoded; every `merge` x `merge` patches become
 one place of the prompt, which holds the picture token. Places of a picture have three rotary
-positions: time, height and width (Wang et al. 2024, arXiv 2409.12191, section 2.1); those of text
-are equal.
+positions: time, height and width (Wang et al. 2024, arXiv 2409.12191, section 2.1). For text, the
+three are equal.
 
-Patches stay bytes until the model normalises them: as float32 with the repeated frame of
-transformers' processor they would take eight times the memory.
+Patches stay bytes until the model normalises them: as float32, with the repeated frame of
+transformers' processor, they would take eight times the memory.
 
 Left out: videos.
 """
@@ -38,13 +38,13 @@ class VisionConstants:
     token: int
     """The picture token."""
     patch: int
-    """Pixels of a side of a patch."""
+    """Side length of a patch, in pixels."""
     merge: int
-    """Patches of a side of one place."""
+    """Side length of a place, in patches."""
     frames: int
-    """Equal frames that a still picture is repeated to."""
+    """Number of equal frames for a still picture."""
     mean: tuple[float, float, float]
-    """Of the colours, in [0, 1]."""
+    """Mean and deviation of the colours, in [0, 1]."""
     std: tuple[float, float, float]
 
     @property
@@ -86,11 +86,11 @@ class Pictures:
 
     @property
     def shifted(self) -> int:
-        """How much the rotary positions behind the pictures lag behind the places."""
+        """How far the rotary positions after the pictures lag behind the places."""
         return int(self.places_N.sum() - (self.grids_N2.max(1) // self.vision.merge).sum())
 
     def positions(self, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rotary positions [S, 3] of a text that begins with the prompt of these pictures.
+        """Rotary positions [S, 3] of a text that begins with the prompt with these pictures.
 
         Picture tokens after the prompt are text: a policy may generate any token.
         """
@@ -115,13 +115,13 @@ class Pictures:
         """Tokens of a prompt, with each picture token repeated for every place of its picture.
 
         Raises:
-            ValueError: Not as many picture tokens as pictures.
+            ValueError: The numbers of picture tokens and pictures differ.
         """
         found = sum(one == self.vision.token for one in ids)
         if found != len(self.places_N):
             raise ValueError(
-                f"the chat template makes {found} picture tokens of {len(self.places_N)} "
-                f"{PLACEHOLDER}: the text of the prompt has the model's own picture token, or the "
+                f"the chat template turns {len(self.places_N)} {PLACEHOLDER} into {found} picture "
+                "tokens: the text of the prompt contains the model's own picture token, or the "
                 "template has none"
             )
         places = iter(self.places_N.tolist())
@@ -148,7 +148,7 @@ def _of_grid(height: int, width: int, start: int) -> NDArray[np.int64]:
 
 
 def grids_of(grids_K2: torch.Tensor, *, vision: VisionConstants) -> torch.Tensor:
-    """Time, height and width of each picture [N, 3], from those of its patches (0: padding)."""
+    """Time, height and width of each picture [N, 3], from the grids of its patches (0: padding)."""
     grids, place = [], 0
     rows = grids_K2.tolist()
     while place < len(rows) and rows[place][0]:
@@ -159,7 +159,7 @@ def grids_of(grids_K2: torch.Tensor, *, vision: VisionConstants) -> torch.Tensor
 
 
 class PictureReader:
-    """Reads pictures as a model's own processor does, by Pillow.
+    """Reads pictures like the model's own processor, with Pillow.
 
     Args:
         processor: transformers' `Qwen2VLImageProcessorPil`.
@@ -182,7 +182,7 @@ class PictureReader:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # another process needs no kept pictures
+        # another process does not need the cached pictures
         return {"processor": self.processor, "token": self.vision.token}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -192,7 +192,7 @@ class PictureReader:
         """Read the pictures of a prompt; recent ones are cached.
 
         Raises:
-            ValueError: One that cannot be read, or whose sides the model does not take.
+            ValueError: A picture cannot be read, or the model does not accept its size.
         """
         return self._kept(sources)
 
@@ -213,7 +213,7 @@ class PictureReader:
                 images=[picture], do_rescale=False, do_normalize=False, return_tensors="np"
             )
         except ValueError as error:
-            raise ValueError(f"the model does not take {source.name}: {error}") from error
+            raise ValueError(f"the model does not accept {source.name}: {error}") from error
         frames = read["pixel_values"].reshape(-1, 3, self.vision.frames, self.vision.patch**2)
         return frames[:, :, 0].reshape(-1, self.vision.values).astype(np.uint8), read[
             "image_grid_thw"
@@ -229,7 +229,7 @@ def load_picture_reader(source: str, config: Any) -> PictureReader:
 
     Raises:
         MissingAssetError: No `preprocessor_config.json`.
-        CheckpointError: One that does not fit the model.
+        CheckpointError: The file does not fit the model.
     """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -237,8 +237,8 @@ def load_picture_reader(source: str, config: Any) -> PictureReader:
         processor = Qwen2VLImageProcessorPil.from_pretrained(source)
     except OSError as error:
         raise MissingAssetError(
-            f"{source} has no {FILE}, which describes its model's picture inputs: copy the "
-            "file of the model's own there."
+            f"{source} has no {FILE}, which describes the model's picture inputs: copy the model's "
+            "own file there."
         ) from error
     vision = config.vision_config
     for name, own, of_model in (
@@ -248,7 +248,7 @@ def load_picture_reader(source: str, config: Any) -> PictureReader:
     ):
         if own != of_model:
             raise CheckpointError(
-                f"{source}: {name} is {own} in {FILE} and {of_model} in config.json. Take both "
-                "files from one model."
+                f"{source}: {name} is {own} in {FILE} but {of_model} in config.json. Use both "
+                "files of one model."
             )
     return PictureReader(processor, token=config.image_token_id)

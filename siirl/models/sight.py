@@ -1,7 +1,8 @@
-"""Sight of language models in Qwen2.5-VL's layout: the inputs of a decoder for texts with pictures.
+"""Vision of language models in Qwen2.5-VL's layout: builds a decoder's inputs for texts with
+pictures.
 
-Pictures are encoded apart, and their places in the text are given, not found by the picture token:
-a policy may generate that token, which is then text, in training as in generation.
+Pictures are encoded separately. Their places in the text are given, not found by the picture token:
+a policy may generate that token, and it is then text, both in training and in generation.
 """
 
 # B row, S token or place, D entry of a hidden state, K patch, N picture, F place of any picture, V
@@ -48,7 +49,7 @@ class Sight:
         """Arguments of `decoder`.
 
         Args:
-            decoder: Of transformers, with its encoder of pictures.
+            decoder: transformers' decoder, with its picture encoder.
             input_ids: int64 [B, S].
             position_ids: int64 [B, S]; rotary positions too, if there are no pictures.
             seen: The pictures; None: text only.
@@ -63,11 +64,11 @@ class Sight:
                 (seen.row_F, seen.place_F), features_FD.to(embedded_BSD.dtype)
             )
         elif not generates:
-            # ranks gather its weights together, also for rows without pictures
+            # ranks gather the encoder's weights together, even for rows without pictures
             embedded_BSD = embedded_BSD + 0 * self._nothing_seen(decoder, input_ids.device)
         return {
             "inputs_embeds": embedded_BSD,
-            # the first of the four separates packed texts
+            # the first of the four axes separates packed texts
             "position_ids": torch.cat([position_ids[None], rotary_BS3.permute(2, 0, 1)]),
         }
 

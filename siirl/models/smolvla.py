@@ -1,7 +1,7 @@
 """SmolVLA: a small VLA policy whose action expert denoises chunks of actions, for RL.
 
-`siirl.models.flow_vla` has the policy, `siirl.models.smolvla_network` the network, and
-`siirl.models.smolvla_checkpoint` reads LeRobot's checkpoints.
+The policy is in `siirl.models.flow_vla`, the network in `siirl.models.smolvla_network`, and the
+reader of LeRobot's checkpoints in `siirl.models.smolvla_checkpoint`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from siirl.models.weights import CONFIG_FILE
 
 VLM_FOLDER = "vlm"
 VLM_FILES = (CONFIG_FILE, "tokenizer.json", "tokenizer_config.json")
-"""Files of the vision-language model that lie in `vlm/` beside a run's weights."""
+"""Files of the vision-language model, in `vlm/` beside a run's weights."""
 
 
 class SmolVLA(FlowVLA):
-    """The policy; its features are the prefix's last hidden state at the state's place.
+    """The policy; its features are the prefix's last hidden state at the place of the state.
 
     Args:
         vlm: Configuration of the vision-language model.

@@ -1,10 +1,10 @@
 """Reads checkpoints of SmolVLA as LeRobot publishes them; errors name the remedy.
 
-`siirl.models.lerobot_folder` has the layout. If a run wrote the folder, `vlm/` has the
-configuration and the tokenizer of the vision-language model; else they come from the Hub, by the
-name in config.json.
+`siirl.models.lerobot_folder` describes the layout. If a run wrote the folder, `vlm/` holds the
+configuration and the tokenizer of the vision-language model; otherwise they come from the Hub, by
+the name in config.json.
 
-Left out, beside what `siirl.models.lerobot_folder` leaves out: ALOHA's conventions.
+Left out, in addition to the list in `siirl.models.lerobot_folder`: ALOHA's conventions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,17 +91,17 @@ def load_smolvla(
     """Read a checkpoint of SmolVLA.
 
     Args:
-        folder: As LeRobot saves it, or as a run exports it.
-        spec: Of the environment.
+        folder: Folder saved by LeRobot or exported by a run.
+        spec: Spec of the environment.
         images: Number of the environment's cameras that it reads, in their order; None: as many as
-            the checkpoint was trained with. LeRobot leaves out missing cameras too.
+            the checkpoint was trained with. LeRobot also leaves out missing cameras.
         chunk_length: Actions executed of a chunk; None: the checkpoint's `n_action_steps`.
-        steps: Of denoising; None: the checkpoint's `num_steps`.
+        steps: Denoising steps; None: the checkpoint's `num_steps`.
         noise: `sde` (Flow-SDE), or `learnt` (Flow-Noise), which adds a small layer to new weights.
-        noise_level: Of Flow-SDE.
+        noise_level: Noise level of Flow-SDE.
         noise_std: Bounds of a learnt deviation, in deviations of the data's actions.
-        train_expert_only: Freeze the vision-language model; None: as the checkpoint says.
-        freeze_vision_encoder: Freeze the image encoder; None: as the checkpoint says.
+        train_expert_only: Freeze the vision-language model; None: the checkpoint's value.
+        freeze_vision_encoder: Freeze the image encoder; None: the checkpoint's value.
         vlm: Folder or hub id with configuration and tokenizer of the vision-language model.
         weights: False checks everything and plans to read the weights later
             (`siirl.models.weights.materialise`).
@@ -175,7 +175,7 @@ def make_smolvla(
 
 
 def _shape(stored: LeRobotFolder) -> NetworkShape:
-    """Raises CheckpointError for settings of the network that siirl does not have."""
+    """Raises CheckpointError for unsupported settings of the network."""
     config = stored.config
     problem = _problem(config)
     if problem is not None:
@@ -220,8 +220,8 @@ def _vlm_folder(folder: Path, config: Mapping[str, Any], asked: str | None) -> P
         return _require_vlm(find(name))
     if name.count("/") != 1 or name.startswith(("/", ".", "~")):
         raise MissingAssetError(
-            f"There is no folder {name}, from which the vision-language model's configuration and "
-            f"tokenizer are read: set {key} to a folder with {', '.join(VLM_FILES)}."
+            f"There is no folder {name}, which should hold the vision-language model's "
+            f"configuration and tokenizer: set {key} to a folder with {', '.join(VLM_FILES)}."
         )
     place = f"{key} (vlm_model_name of {folder / CONFIG_FILE})" if asked is None else key
     files = [local_copy(HubPlace(MODEL, name, path=file), key=place)[0] for file in VLM_FILES]

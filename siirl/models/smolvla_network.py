@@ -1,13 +1,13 @@
-"""SmolVLA's network: a vision-language model whose keys and values an action expert attends to.
+"""SmolVLA's network: an action expert that attends to a vision-language model's keys and values.
 
 Paper: https://arxiv.org/abs/2506.01844. The parts are transformers' own (SmolVLM, and the layers of
-Llama); names and numbers are those of the lerobot package (src/lerobot/policies/smolvla/
+Llama); names and results are those of the lerobot package (src/lerobot/policies/smolvla/
 modeling_smolvla.py and smolvlm_with_expert.py, Apache-2.0), so that its checkpoints fit.
 
-The *prefix* is images, instruction and state. Its keys and values do not depend on the actions, and
-are computed once for all steps of the flow. The *suffix* is one place for each action of a chunk,
-which moves from noise to actions: even layers of the expert attend to the prefix's keys and to the
-suffix up to their own place, odd ones only to projections of the prefix's keys.
+The *prefix* consists of images, instruction and state. Its keys and values do not depend on the
+actions, and are computed once for all steps of the flow. The *suffix* has one place for each action
+of a chunk and moves from noise to actions. Even layers of the expert attend to the prefix's keys
+and to the suffix up to their own place; odd layers attend only to projections of the prefix's keys.
 
 Left out: training of the language head, camera markers (`add_image_special_tokens`), experts with
 fewer layers than the language model (LeRobot's own code fails on them at its default
@@ -68,10 +68,10 @@ class NetworkShape:
     min_period: float
     max_period: float
     image_size: tuple[int, int] | None
-    """Width and height that images are scaled and padded to; None: as they come."""
+    """Width and height that images are scaled and padded to; None: unscaled."""
 
     def attends_to_suffix(self, layer: int) -> bool:
-        """Whether a layer of the expert attends to the suffix beside the prefix."""
+        """Whether a layer of the expert attends to the suffix as well as to the prefix."""
         every = self.self_attn_every_n_layers
         return "cross" not in self.attention_mode or (every > 0 and layer % every == 0)
 
@@ -81,7 +81,7 @@ class SmolVLANetwork(nn.Module):
 
     Args:
         vlm: Configuration of the vision-language model.
-        shape: Of the rest.
+        shape: Shape of the rest of the network.
     """
 
     def __init__(self, vlm: SmolVLMConfig, shape: NetworkShape) -> None:
@@ -100,7 +100,9 @@ class SmolVLANetwork(nn.Module):
     def prefix(
         self, images: torch.Tensor, words_NL: torch.Tensor, state_NP: torch.Tensor
     ) -> Prefix:
-        """The prefix through the language model; its features are those of the state's place."""
+        """The prefix through the language model; its features are the hidden state at the place of
+        the state.
+        """
         vlm = self.vlm_with_expert.vlm.model
         width = vlm.text_model.config.hidden_size
         padded_NP = functional.pad(state_NP, (0, self.shape.max_state_dim - state_NP.shape[1]))
@@ -137,7 +139,7 @@ class SmolVLANetwork(nn.Module):
         hidden_NSKW = embed_timed_actions(self, actions_NSKA, time_NS, periods=periods)
         hidden_NQW = hidden_NSKW.flatten(1, 2)
 
-        # the steps are independent chunks, side by side in one sequence: prefix keys stay single
+        # the steps are independent chunks in one sequence, so prefix keys are not repeated
         place_Q = torch.arange(length, device=context.device).repeat(steps)
         step_Q = torch.arange(steps, device=context.device).repeat_interleave(length)
         suffix_QQ = (step_Q[:, None] == step_Q) & (place_Q[:, None] >= place_Q)
@@ -200,7 +202,7 @@ class VLMWithExpert(nn.Module):
 
 
 class PrefixLayer(ReturnsKeys, LlamaDecoderLayer):  # type: ignore[misc]
-    """A layer of the language model that returns its keys and values too."""
+    """A layer of the language model that also returns its keys and values."""
 
 
 class ActionExpert(nn.Module):
@@ -223,7 +225,8 @@ class ExpertLayer(nn.Module):
 
     Args:
         config: Of the expert.
-        joint: It has keys and values of the suffix too; else it projects those of the prefix.
+        joint: The layer also has keys and values of the suffix; otherwise it projects those of the
+            prefix.
     """
 
     def __init__(self, config: Any, *, joint: bool) -> None:

@@ -1,7 +1,7 @@
-"""Tensors in safetensors files; each rank reads the part that it holds.
+"""Reads tensors from safetensors files; each rank reads only the part that it holds.
 
-Bytes go from the file into the target through a small buffer. A memory map, as the safetensors
-library has, would count every page that was read as memory of the process.
+Bytes go from the file into the target through a small buffer. With a memory map, as in the
+safetensors library, every page read would count as memory of the process.
 """
 
 import contextlib
@@ -112,7 +112,9 @@ class StoredTensors:
 
     @staticmethod
     def rows_of(target: torch.Tensor) -> tuple[int, int]:
-        """Number of rows (entries of the first axis) that this rank holds, and the first one."""
+        """Number of rows (entries of the first axis) that this rank holds, and the number of the
+        first one.
+        """
         if not isinstance(target, DTensor):
             return (len(target) if target.ndim else 1), 0
         shape, offset = compute_local_shape_and_global_offset(
@@ -135,7 +137,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _read(stored: StoredTensor, *, start: int, count: int) -> Iterator[torch.Tensor]:
-    """Entries from `start` on, in pieces of at most a buffer."""
+    """Entries from `start` on, in pieces of at most one buffer."""
     size = stored.dtype.itemsize
     buffer = torch.empty(min(count, BUFFER_BYTES // size), dtype=stored.dtype)
     with stored.file.open("rb", buffering=0) as stream:
@@ -165,7 +167,7 @@ def _header(file: Path) -> dict[str, StoredTensor]:
         entry = header[name]
         if entry["dtype"] not in DTYPES:
             raise CheckpointError(
-                f"{file}: {name} has type {entry['dtype']}, which no model here has. Known: "
+                f"{file}: {name} has the unsupported type {entry['dtype']}. Known: "
                 f"{', '.join(DTYPES)}."
             )
         found[name] = StoredTensor(
@@ -185,6 +187,6 @@ def whole_file(file: Path) -> Iterator[None]:
         yield
     except safetensors.SafetensorError as error:
         raise CheckpointError(
-            f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}. Copy "
-            "or make it again."
+            f"{file} ({file.stat().st_size} bytes) is not a complete safetensors file: {error}. "
+            "Copy or make it again."
         ) from error

@@ -1,9 +1,9 @@
 """OpenVLA's encoders built by timm, instead of our own modules: option `vision=timm`.
 
 The blocks and the patch embedding are timm's; names of weights and outputs are those of
-`siirl.models.openvla_vision`, so that the same checkpoints are read. timm needs torchvision, which
-PyPI has for torch with CUDA only: the extra `timm` is installed with TORCH_BUILD=cuda. Left out:
-timm's own weights.
+`siirl.models.openvla_vision`, so that the same checkpoints are read. timm needs torchvision, and
+PyPI's torchvision needs torch's CUDA build: the extra `timm` is installed with TORCH_BUILD=cuda.
+Left out: timm's own weights.
 """
 
 # N image, P patch, D feature
@@ -18,7 +18,7 @@ from siirl.errors import ConfigError
 from siirl.models.openvla_vision import EncoderShape, LayerScale, VisionEncoder
 
 LOADING = (ImportError, RuntimeError)
-"""Errors of a missing timm or torchvision, and of a torchvision of another torch."""
+"""Errors of a missing timm or torchvision, and of a torchvision built for another torch."""
 
 
 def load_timm() -> ModuleType:
@@ -38,7 +38,7 @@ def load_timm() -> ModuleType:
 
 
 class TimmEncoder(VisionEncoder):
-    """A vision transformer up to its second-to-last block, of timm's parts.
+    """A vision transformer up to its second-to-last block, built from timm's parts.
 
     Args:
         name: Of `timm.create_model`.

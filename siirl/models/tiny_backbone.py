@@ -1,11 +1,12 @@
-"""Backbone of the shipped tiny policies: image, instruction and proprioception in, features out.
+"""Backbone of the shipped tiny policies: maps image, instruction and proprioception to features.
 
-A convolutional encoder, whose features the instruction modulates (FiLM). A small vision transformer
-was several times slower to train on a CPU. Inputs that an environment lacks are left out: on
-state-based Gymnasium environments a policy is a plain MLP. No dropout and no batch statistics:
-rollout and training must compute the same log-probs. The words of an instruction are hashed into a
-fixed number of buckets, without a vocabulary file: the few dozen sentences of the shipped tasks do
-not collide. Left out: heads (`siirl.models.tiny_vla`, `siirl.models.tiny_flow_vla`).
+It is a convolutional encoder; the instruction modulates its features (FiLM). A small vision
+transformer was several times slower to train on a CPU. Inputs that an environment lacks are left
+out: on state-based Gymnasium environments a policy is a plain MLP. There is no dropout and there
+are no batch statistics, because rollout and training must compute the same log-probs. The words of
+an instruction are hashed into a fixed number of buckets, without a vocabulary file: the few dozen
+sentences of the shipped tasks do not collide. Left out: heads (`siirl.models.tiny_vla`,
+`siirl.models.tiny_flow_vla`).
 """
 
 # N observation, C camera, P proprioception value, L instruction word, D feature
@@ -112,7 +113,7 @@ class TinyPolicy(Policy):
     """
 
     name: ClassVar[str]
-    """Of the class in config.json and in `siirl.params.policies.POLICIES`."""
+    """Name of the class in config.json and in `siirl.params.policies.POLICIES`."""
     config_class: ClassVar[type[Any]]
     """A `TinyConfig` with `for_env(spec, **options)` and `from_json(values)`."""
 
@@ -179,8 +180,8 @@ class TinyPolicy(Policy):
     def check_options(self, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
         """See `Policy.check_options`.
 
-        Options apply to new weights; stored weights have their own, and others would have no
-        effect.
+        Options apply to new weights. Stored weights have fixed options, so other values would have
+        no effect.
         """
         wanted = self.config_class.for_env(spec, **options)
         for name in options:
@@ -188,10 +189,10 @@ class TinyPolicy(Policy):
             there = self.config.option(name)
             if asked != there:
                 raise CheckpointError(
-                    f"actor_rollout_ref.model.options has {name}={asked}, and the weights in "
-                    f"{path} were made with {name}={there}: leave it out, or begin with new "
-                    "weights: actor_rollout_ref.model.path=null, or a folder that "
-                    "siirl warm-start makes."
+                    f"actor_rollout_ref.model.options has {name}={asked}, but the weights in "
+                    f"{path} were made with {name}={there}: leave it out, or start from new "
+                    "weights: actor_rollout_ref.model.path=null, or a folder made by siirl "
+                    "warm-start."
                 )
 
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""The folder of a tiny policy: made for an environment, loaded, described, and compared with one.
+"""Folders of tiny policies: makes a policy for an environment, loads and describes it, and checks
+that it fits.
 
 Values of its config.json are checked before a module of their size is built.
 """
@@ -58,7 +59,7 @@ def stored_sizes(values: Mapping[str, Any], *, other: Mapping[str, int]) -> dict
 def stored_bounds(coding: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     """`low` and `high` of an action coding in a config.json, checked.
 
-    The bins of tokens need bounds; numbers do without.
+    The bins of tokens need bounds; numbers do not.
     """
     low = tuple(coding["low"])
     high = tuple(coding["high"])
@@ -66,7 +67,9 @@ def stored_bounds(coding: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     if len(low) != len(high) or not all(
         type(bound) in (int, float) and may_be(bound) for bound in (*low, *high)
     ):
-        raise ValueError(f"low={low} and high={high} must be as many numbers, finite with bins.")
+        raise ValueError(
+            f"low={low} and high={high} must have equally many numbers, finite if there are bins."
+        )
     return {"low": low, "high": high}
 
 
@@ -102,19 +105,19 @@ def load_tiny(folder: str | Path, kind: type[Tiny]) -> Tiny:
     stored = description.get("policy")
     if isinstance(stored, str) and stored != kind.name:
         if stored in POLICIES:
-            raise ConfigError(f"{folder} holds a {stored}: take model={stored}.")
+            raise ConfigError(f"{folder} holds a {stored}: choose model={stored}.")
         raise UnknownNameError.of(
             kind=f"policy class in {folder / CONFIG_FILE}", name=stored, known=[kind.name]
         )
     if "config" not in description and "model_type" in description:
         raise CheckpointError(
-            f"{folder / CONFIG_FILE} describes a {description['model_type']} of transformers, no "
-            "policy of a robot: a language model acts in a text environment, such as env=math."
+            f"{folder / CONFIG_FILE} describes a {description['model_type']} of transformers, not "
+            "a robot policy: a language model acts in a text environment, such as env=math."
         )
     if "config" not in description:
         raise CheckpointError(
-            f"{folder / CONFIG_FILE} has no 'policy' and 'config', so it describes no policy of "
-            "siirl: name the folder of a policy, which siirl train and warm-start write."
+            f"{folder / CONFIG_FILE} has no 'policy' and 'config', so it does not describe a siirl "
+            "policy: name the folder of a policy, as written by siirl train and warm-start."
         )
     try:
         config = kind.config_class.from_json(description["config"])
@@ -150,7 +153,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
             )
     description = read_object(folder / CONFIG_FILE, remedy="Copy or make the folder again.")
     if description.get("model_type") == "openvla":
-        raise ConfigError(f"{folder} holds an OpenVLA: take model=openvla_oft, or model=openvla.")
+        raise ConfigError(f"{folder} holds an OpenVLA: choose model=openvla_oft or model=openvla.")
     return description
 
 

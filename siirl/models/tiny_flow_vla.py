@@ -1,9 +1,9 @@
 """The shipped tiny flow policy: the tiny VLA's backbone, and a head that denoises chunks of
 actions.
 
-Cloned by flow matching, improved by RL with one of two kinds of random steps
+It is cloned by flow matching and improved by RL with one of two kinds of random steps
 (`siirl.algos.flow_distributions`): `noise=learnt` (Flow-Noise) or `noise=sde` (Flow-SDE). The head
-is small, because a sampled chunk takes `steps` passes through it: two hidden layers, of which the
+is small, because a sampled chunk takes `steps` passes through it. It has two hidden layers; the
 first reads the observation's features once for all steps.
 """
 
@@ -37,10 +37,10 @@ from siirl.models.tiny_checkpoint import make_tiny, stored_bounds, stored_sizes
 
 TINY_FLOW_VLA = "tiny_flow_vla"
 FREQUENCIES = 4  # of a time's embedding: half a period to four periods in [0, 1]
-# Bounds of a learnt step's deviation, in halves of an action's range; new weights begin with their
-# geometric mean, 0.2. RLinf's are 0.08 and 0.16 (`noise_logvar_range`). More noise explores more
-# actions, and the shipped weights' sampled actions succeed as often: in 38 % of 300 held-out
-# episodes, with RLinf's bounds in 37 % of 180.
+# Bounds of a learnt step's deviation, in units of half an action's range; new weights begin with
+# their geometric mean, 0.2. RLinf's bounds are 0.08 and 0.16 (`noise_logvar_range`). More noise
+# explores more actions, and the shipped weights' sampled actions succeed as often: in 38 % of 300
+# held-out episodes, against 37 % of 180 with RLinf's bounds.
 NOISE_STD = (0.1, 0.4)
 SAMPLING = ("steps", "noise", "noise_level", "noise_std")
 """Options that stored weights do not determine."""
@@ -139,13 +139,13 @@ class TinyFlowVLA(TinyPolicy):
 
     @property
     def uniforms_per_chunk(self) -> int:
-        """See `Policy.uniforms_per_chunk`: the first noise and that of the random steps."""
+        """See `Policy.uniforms_per_chunk`: for the initial noise and the random steps."""
         if self.config.noise == LEARNT:
             return (self.config.steps + 1) * self.tokens_per_chunk
         return 2 * self.tokens_per_chunk + 1
 
     def observation_flops(self, instruction_ids: torch.Tensor) -> int:
-        """See `Policy.observation_flops`: those of a scored choice."""
+        """See `Policy.observation_flops`: operations of a scored choice."""
         steps = self.config.steps if self.config.noise == LEARNT else 1
         of_further_steps = (steps - 1) * self.velocity.flops_per_step()
         if self.config.noise == LEARNT:
@@ -232,7 +232,7 @@ class VelocityNetwork(nn.Module):
         return self.out(functional.silu(self.hidden(hidden)))
 
     def flops_per_step(self) -> int:
-        """Operations of one more step for an observation."""
+        """Operations of one additional step for an observation."""
         return sum(linear_flops(layer) for layer in (self.moved, self.hidden, self.out))
 
 
@@ -245,7 +245,7 @@ def embed_time(time: torch.Tensor) -> torch.Tensor:
 def make_tiny_flow_vla(
     spec: EnvSpec, path: str | None, /, *, weights: bool = True, **options: Any
 ) -> TinyFlowVLA:
-    """See `make_tiny`; options of sampling apply to stored weights too.
+    """See `make_tiny`; sampling options also apply to stored weights.
 
     Raises:
         ValueError: An invalid option (`TinyFlowVLAConfig.for_env`), or one that the policy's kind

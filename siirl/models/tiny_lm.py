@@ -1,15 +1,14 @@
 """The shipped tiny language model: a byte-level Qwen3 that transformers and vLLM read.
 
 Its tokenizer encodes any text: tokens 0 to 255 are the bytes, and eight more are marks. There are
-no merges, because a model that adds digit by digit learns from few questions, and because a tiny
-vocabulary leaves the weights to the layers. Model and tokenizer are an ordinary Hugging Face
-folder, which needs no code of siirl. (Not Qwen2: transformers reads any tokenizer next to it as
-Qwen's own, which normalises text and has one token more.) `siirl warm-start env=math`
-trains it.
+no merges: a model that adds digit by digit learns from few questions, and a tiny vocabulary leaves
+the weights to the layers. Model and tokenizer are an ordinary Hugging Face folder, which needs no
+code of siirl. (Not Qwen2: transformers reads any tokenizer next to it as Qwen's own, which
+normalises text and has one token more.) `siirl warm-start env=math` trains it.
 
-Its chat template is minimal. A first message of a user has no mark, and the answer follows at once
-(`12+34=46`), so that a question with one answer costs no mark. Every other message has the token of
-its role before it, and the assistant's words end with `<|end|>`:
+Its chat template is minimal. If the first message is a user's, it has no mark and the answer
+follows directly (`12+34=46`), so a question with one answer costs no mark. Every other message is
+preceded by the token of its role, and the assistant's words end with `<|end|>`:
 
     user, assistant:
         12+34=46<|end|>
@@ -38,7 +37,7 @@ ROLE_MARKS = {
 }
 SPECIAL_TOKENS = (PAD, END, *ROLE_MARKS.values())
 TAGS = ("<tool_call>", "</tool_call>")
-"""Tokens that are ordinary text: an environment reads them (`envs.tools.calls`)."""
+"""Tokens that count as ordinary text: an environment reads them (`envs.tools.calls`)."""
 NUM_BYTES = 256
 
 _USER_BEGINS = "messages[0]['role'] == 'user'"
@@ -121,8 +120,8 @@ def new_tiny_lm(*, seed: int, shape: TinyLMShape | None = None) -> Any:
 def _letters_of_bytes() -> list[str]:
     """The letter of each byte in byte-level tokenizers, as in GPT-2.
 
-    A byte that prints is itself, the others are letters from 256 on. The printing ones are ! to ~,
-    ¡ to ¬ and ® to ÿ (https://github.com/openai/gpt-2, encoder.py).
+    A printable byte is itself; the others are letters from 256 on. Printable bytes are ! to ~, ¡ to
+    ¬ and ® to ÿ (https://github.com/openai/gpt-2, encoder.py).
     """
     printing = {
         *range(ord("!"), ord("~") + 1),

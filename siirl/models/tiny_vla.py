@@ -1,7 +1,7 @@
-"""The shipped tiny VLA: image, instruction and proprioception in, a chunk of binned actions out.
+"""The shipped tiny VLA: maps image, instruction and proprioception to a chunk of binned actions.
 
-The backbone (`siirl.models.tiny_backbone`) and one linear head that decodes all tokens of the chunk
-in parallel, as OpenVLA-OFT does (https://arxiv.org/abs/2502.19645, section 4).
+It consists of the backbone (`siirl.models.tiny_backbone`) and one linear head that decodes all
+tokens of the chunk in parallel, as in OpenVLA-OFT (https://arxiv.org/abs/2502.19645, section 4).
 """
 
 # N observation, T token of a chunk, V bin, D feature
@@ -49,12 +49,13 @@ class TinyVLAConfig(TinyConfig):
     ) -> TinyVLAConfig:
         """The configuration that fits an environment's observations and actions.
 
-        Seventeen bins instead of OpenVLA's 256: exploration spans a few bins, and changes of a few
-        64ths of the range hardly change how an episode ends. In single tuning runs, from different
-        warm starts, 16 bins learned and 64 did not; a comparison from equal starts has not been
-        made. The number is odd so that zero, the most frequent action of robots, is represented:
-        cloned from LIBERO's expert (600 updates, one run each), sampled actions succeeded in 31 of
-        100 episodes with 16 bins and in 41 with 17, most likely actions in 16 and 34.
+        There are seventeen bins instead of OpenVLA's 256: exploration spans a few bins, and changes
+        of a few 64ths of the range hardly affect the end of an episode. In single tuning runs, from
+        different warm starts, 16 bins learned and 64 did not; a comparison from equal starts has
+        not been made. The number is odd so that zero, the most frequent action of robots, is
+        represented: cloned from LIBERO's expert (600 updates, one run each), sampled actions
+        succeeded in 31 of 100 episodes with 16 bins and in 41 with 17; most likely actions
+        succeeded in 16 and 34.
 
         Raises:
             ValueError: An observation space without images and without proprioception, or an

@@ -19,7 +19,7 @@ from siirl.models.sight import Sight
 from siirl.models.tiny_lm import END, PAD, tiny_tokenizer
 
 VISION_START, PICTURE, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
-VIDEO = "<|video_pad|>"  # unused, but transformers' configuration needs its number
+VIDEO = "<|video_pad|>"  # unused, but transformers' configuration needs its id
 MARKS = (VISION_START, PICTURE, VISION_END, VIDEO)
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -49,7 +49,7 @@ class TinyVLMShape:
     vision_layers: int = 2
     vision_heads: int = 2
     patch: int = 8
-    """Pixels of a side; four patches are one place."""
+    """Side length of a patch in pixels; four patches are one place."""
     most_pixels: int = 64 * 64
     """A larger picture is shrunk."""
 

@@ -1,23 +1,23 @@
-"""Floating-point operations of training passes: of each row, and of a whole micro-batch.
+"""Floating-point operations of training passes, for each row and for a whole micro-batch.
 
 Ranks are balanced by the work of rows (`flops_of_rows`); MFU divides the work of micro-batches by
-time (`training_flops`). A causal transformer with N parameters beside embedding and head, L layers,
-attention of width A and a head of V x D makes, forward and backward, for a row of S tokens with a
-response of T tokens,
+time (`training_flops`). Consider a causal transformer with N parameters besides embedding and head,
+L layers, attention of width A and a head of V x D. Forward and backward pass over a row of S tokens
+with a response of T tokens take
 
     6 N S  +  6 L A S^2  +  6 V D T    floating-point operations.
 
 The first term is Kaplan et al. 2020 (https://arxiv.org/abs/2001.08361, section 2.1, times three for
-the backward pass). The second is half of that in PaLM (https://arxiv.org/abs/2204.02311, appendix
-B), because a token attends only to those before it. The head is applied to the response alone. A
-VLA policy makes one pass of a fixed size for each chunk.
+the backward pass). The second is half of PaLM's (https://arxiv.org/abs/2204.02311, appendix B),
+because a token attends only to earlier ones. The head is applied only to the response. A VLA policy
+makes one pass of a fixed size for each chunk.
 
-`training_flops` counts a prompt that several rows share once if the model computes it once. Frozen
-weights have no gradient, so adapters take two thirds of the work. `flops_of_rows` leaves both out:
-they do not change the balance.
+`training_flops` counts a shared prompt once if the model computes it once. Frozen weights have no
+gradient, so adapters take two thirds of the work. `flops_of_rows` ignores both, because they do not
+change the balance.
 
-Left out: recomputed activations and second passes of scores, which MFU does not count; a user's
-policy that does not override `Policy.observation_flops`.
+Left out: recomputed activations and second scoring passes (MFU does not count them), and user
+policies that do not override `Policy.observation_flops`.
 """
 
 # B row, C chunk, S token
@@ -33,7 +33,7 @@ from siirl.models.policy import Policy
 
 
 def flops_of_rows(module: nn.Module, batch: TensorDict) -> list[float] | None:
-    """Work of each row, float [B], comparable within one model only; None for an unknown kind of
+    """Work of each row, float [B], comparable only within one model; None for an unknown kind of
     model.
     """
     if isinstance(module, LanguageModel) and "attention_mask" in batch.keys():

@@ -1,7 +1,7 @@
-"""Weights as a stream of rows: parts of a few megabytes, of which one exists at a time.
+"""Weights as a stream of rows: parts of a few megabytes, one at a time.
 
 A row is an entry of the first axis; a weight without axes is one row. Sharded weights are gathered
-part by part, so that no rank holds a whole tensor that it does not keep.
+part by part, so that no rank temporarily holds a whole tensor.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ class Rows:
     name: str
     values: torch.Tensor
     shape: tuple[int, ...]
-    """Of the whole weight."""
+    """Shape of the whole weight."""
     first: int = 0
     """Number of the first row."""
 
@@ -58,10 +58,10 @@ class Assembly:
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[torch.Tensor, int]] = {}
-        """Weight, and number of its rows that are missing."""
+        """The weight, and the number of its missing rows."""
 
     def add(self, rows: Rows) -> torch.Tensor | None:
-        """The whole weight if these were its last rows."""
+        """Add rows; return the whole weight if these were its last ones."""
         if rows.name not in self._held:
             whole = torch.empty(rows.shape, dtype=rows.values.dtype, device=rows.values.device)
             self._held[rows.name] = (whole, _length(rows.shape))
@@ -96,11 +96,11 @@ def in_rows(
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The whole of a tensor that may be sharded; every rank calls it and gets it.
 
-    `DTensor.full_tensor` would need twice its size.
+    `DTensor.full_tensor` would need twice the memory.
     """
     if not isinstance(tensor, DTensor):
         return tensor
-    if _sharded_axes(tensor) is None:  # a norm that is still to be summed
+    if _sharded_axes(tensor) is None:  # a norm not yet summed over ranks
         return tensor.full_tensor()
     part = local_part(tensor)
     whole = torch.empty(tensor.shape, dtype=part.dtype, device=part.device)
@@ -131,7 +131,7 @@ def _gathered(name: str, tensor: DTensor, most_bytes: int) -> Iterator[Rows]:
 
 
 def _sharded_axes(tensor: DTensor) -> list[int] | None:
-    """The axis of the mesh over which rows are sharded, or none; None: another placement."""
+    """Mesh axes over which rows are sharded, possibly none; None: another placement."""
     axes = [axis for axis, placed in enumerate(tensor.placements) if placed != Replicate()]
     return axes if [tensor.placements[axis] for axis in axes] in ([], [Shard(0)]) else None
 

@@ -1,11 +1,11 @@
-"""Reads weights from safetensors files into a module whose names and shapes they must fit.
+"""Reads weights from safetensors files into a module; names and shapes must match.
 
-Large modules are built on the meta device, where weights have shapes and no memory. Their files are
-checked against them at once (`plan_weights`), and read after sharding, when each rank reads only
-its part (`materialise`). So no rank holds a whole model.
+Large modules are built on the meta device, where weights have shapes but no memory. Their files are
+checked at once (`plan_weights`) but read only after sharding, each rank its part (`materialise`).
+No rank therefore holds a whole model.
 
-Weights in several files with `model.safetensors.index.json`, as Hugging Face splits large ones, are
-read, but never written.
+Weights in several files with `model.safetensors.index.json`, Hugging Face's form of large models,
+are read but never written.
 """
 
 import hashlib
@@ -31,11 +31,11 @@ CONFIG_FILE = "config.json"
 
 @dataclass
 class PlannedWeights:
-    """Weights of a module that fit it and were not read yet."""
+    """Weights of a module that fit it but were not read yet."""
 
     stored: StoredTensors
     names: Mapping[str, str]
-    """Name in the module to name in the files."""
+    """Maps names in the module to names in the files."""
     further: Mapping[str, torch.Tensor]
     """Weights from elsewhere, by name in the module."""
     lora: LoraArguments | None
@@ -53,13 +53,13 @@ class PlannedWeights:
         return digest.hexdigest()
 
     def fill(self, module: nn.Module) -> None:
-        """Read the weights that `module` has, or this rank's parts of them, in its types.
+        """Read the weights of `module`, or this rank's parts of them, in the module's dtypes.
 
-        Weights that the files do not have (new adapters) stay.
+        Weights that the files lack (new adapters) are unchanged.
         """
         with torch.no_grad():
             for name, tensor in _weights_and_buffers(module):
-                plain = name.replace(".base_layer.", ".")  # adapters may have come since
+                plain = name.replace(".base_layer.", ".")  # adapters may have been added since
                 own = name if name in self.names else plain
                 if plain in self.further:
                     _copy_part(self.further[plain], tensor)
@@ -93,11 +93,11 @@ def plan_weights(
     """Compare the headers of weight files with `module`; see `require_fitting`.
 
     Args:
-        module: With all its weights, also on the meta device.
+        module: Module with all its weights, possibly on the meta device.
         place: A safetensors file, or a folder with one or several (see
             `siirl.params.weight_files.weight_files`); adapters in a folder are merged.
         left_out: Names in the files that the module does not need.
-        renamed: From a name in the files to the module's.
+        renamed: Maps a name in the files to the module's.
         further: Weights from elsewhere.
 
     Raises:
@@ -128,7 +128,7 @@ def load_weights(
     left_out: Callable[[str], bool] = lambda name: False,
     further: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Read weights into `module`, in its own types; see `plan_weights`.
+    """Read weights into `module`, in its own dtypes; see `plan_weights`.
 
     Weights on the meta device get memory on the CPU.
     """
@@ -142,7 +142,7 @@ def materialise(module: nn.Module, device: torch.device) -> None:
 
     Args:
         module: Whole or sharded; its parts may be `Adaptable` modules with planned weights.
-        device: Device of the weights; it is that of the mesh of sharded ones.
+        device: Device of the weights; must be the mesh's device for sharded ones.
     """
     give_memory(module, device)
     for part in module.modules():

@@ -2,11 +2,11 @@
 
     agents: {0: {}, 1: {env: math, actor_rollout_ref: {actor: {optim: {lr: 1e-4}}}}}
 
-An entry holds what a command line holds: keys, and groups such as `env=math` with the defaults that
-they choose. Length, ranks and graph are set for the whole run. With
-`shares: 0` a group acts with and trains the weights of group 0; its own are environment, prompts,
-reward, advantage, loss and the number of rollouts. Left out: which nodes belong to a group (the
-graph says), and what a group builds (`siirl.dag_worker.agent_groups`).
+An entry may hold everything that a command line may: keys, and groups such as `env=math` with their
+defaults. Length, ranks and graph are set for the whole run. With `shares: 0` a group acts with and
+trains the weights of group 0, but has its own environment, prompts, reward, advantage, loss and
+number of rollouts. Left out: which nodes belong to a group (see the graph), and what a group builds
+(`siirl.dag_worker.agent_groups`).
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ OF_THE_WEIGHTS = (
     *(f"actor_rollout_ref.actor.{name}" for name in OF_THE_TRAINING),
     *(f"actor_rollout_ref.rollout.{name}" for name in OF_THE_ENGINE),
 )
-"""Settings of the weights and of the engines that act with them and train them."""
+"""Settings of the weights, and of the engines that act with and train them."""
 
 MOST_DIGITS = 6  # of a group's number
 
@@ -60,7 +60,7 @@ def configs_of_entries(config: SiiRLArguments, *, parse: Parse) -> dict[int, Sii
         for part in OF_THE_RUN:
             setattr(own, part, getattr(config, part))
         own.agents = {}
-        own.trainer = dataclasses.replace(config.trainer)  # videos are turned off for each group
+        own.trainer = dataclasses.replace(config.trainer)  # videos are switched off for each group
         found[group] = own
     for group, owner in shared.items():
         found[group].critic = found[owner].critic
@@ -84,7 +84,7 @@ def group_configs(config: SiiRLArguments) -> dict[int, SiiRLArguments]:
 
 
 def owners(agents: Mapping[Any, Any]) -> dict[int, int]:
-    """For each group of `agents` that acts with another group's weights, that group."""
+    """For each group of `agents` with another group's weights: the owner of the weights."""
     return _shares(entries_of(agents))
 
 
@@ -94,12 +94,11 @@ def rows_per_episode(spec: "EnvSpec") -> int:
 
 
 def rows_of_step(config: SiiRLArguments, *, group: int, playing: SiiRLArguments) -> int:
-    """Most rows of a step that an agent group trains on: one for each role that it plays in an
-    episode, or one for all agents without roles.
+    """Largest number of rows that an agent group trains on in a step: per episode, one for each
+    role that it plays, or one for all agents without roles.
 
     Args:
-        config: Its configuration.
-        group: Its number.
+        config: Its configuration. group: Its number.
         playing: Configuration of the group whose episodes they are.
     """
     played_by = config.env.played_by
@@ -188,8 +187,8 @@ def _shares(entries: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
         place = f"{place_of(group)}.{SHARES}={owner}"
         if isinstance(owner, bool) or not isinstance(owner, int):
             raise ConfigError(
-                f"{place_of(group)}.{SHARES}={owner!r} is no number of an agent group: give one "
-                f"without quotes, for example {SHARES}: {min(entries)}."
+                f"{place_of(group)}.{SHARES}={owner!r} is not the number of an agent group: give "
+                f"one without quotes, for example {SHARES}: {min(entries)}."
             )
         if owner not in entries:
             raise UnknownNameError.of(
@@ -201,7 +200,7 @@ def _shares(entries: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
             raise ConfigError(f"{place}: a group cannot share with itself; leave shares out.")
         if owner in shared:
             raise ConfigError(
-                f"{place}, and group {owner} itself shares the weights of group {shared[owner]}: "
+                f"{place}, but group {owner} itself shares the weights of group {shared[owner]}: "
                 "name a group with its own weights."
             )
     return dict(shared)
@@ -218,7 +217,7 @@ def _refuse_own_weights(keys: Mapping[str, Any], *, group: int, owner: int) -> N
 
 
 def _take_weights(mine: ActorRolloutRefArguments, theirs: ActorRolloutRefArguments) -> None:
-    """Give a group the owner's settings of the weights."""
+    """Give a group its owner's settings of the weights."""
     mine.model, mine.ref = theirs.model, theirs.ref
     for name in OF_THE_TRAINING:
         setattr(mine.actor, name, getattr(theirs.actor, name))

@@ -39,13 +39,13 @@ class KLCtrlArguments:
     kl_coef: float = option(
         0.001,
         "Coefficient, or its initial value if adaptive.",
-        why="verl's; a KL of 100 over a response takes 0.1 off its reward",
+        why="verl's; a KL of 100 over a response lowers its reward by 0.1",
         minimum=0,
     )
     target_kl: float = option(
         0.1,
         "Target KL of an adaptive coefficient.",
-        why="a policy stays recognisable below it",
+        why="below it, a policy stays close to its reference",
         above=0,
     )
     horizon: int = option(
@@ -80,8 +80,8 @@ class FilterArguments:
         "Filter rule of pipeline=dapo and pipeline=embodied_srpo; null: the pipeline's own. "
         "zero_variance works with pipeline=dapo only, because embodied_srpo filters before it "
         "computes rewards.",
-        why="they differ: dapo's combines the three rules, embodied_srpo's keeps failures that the "
-        "reward ranks",
+        why="the pipelines differ: dapo combines the three rules, embodied_srpo keeps failures "
+        "that the reward ranks",
         choices=FILTERS,
         plug_in=True,
     )
@@ -95,11 +95,11 @@ class FilterArguments:
     )
     max_refills: int = option(
         4,
-        "Rounds in which pipeline=dapo rolls out further prompts to replace dropped groups; "
-        "after them it trains on the groups it has. A node of your own that requests more in a "
-        "step ends the run.",
-        why="if half the groups pass, two rounds fill a step; five rounds without any mean a "
-        "task that is too hard or solved",
+        "Rounds in which pipeline=dapo rolls out further prompts to replace dropped groups; then "
+        "it trains on the groups that it has. If a custom node requests more in a step, the run "
+        "ends.",
+        why="if half the groups pass, two rounds fill a step; if none passes in five rounds, the "
+        "task is too hard or solved",
         minimum=0,
     )
 
@@ -160,7 +160,7 @@ class AlgorithmArguments:
         "unbiased",
         "Whitening of gae's and reinforce_plus_plus's advantages: variance with n - 1 or n, "
         "mean only, or none.",
-        why="as torch.var; what most PPO implementations do",
+        why="as in torch.var and most PPO implementations",
         choices=ADV_WHITENINGS,
     )
     pass_k: int | None = option(

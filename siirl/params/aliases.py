@@ -19,7 +19,7 @@ WORKFLOW_TYPES = {"grpo": "DEFAULT", "ppo": "DEFAULT", "dapo": "DAPO", "embodied
 """Pipeline to workflow_type, for code that reads the old key."""
 
 EMBODIED, TEXT = "embodied", "text"
-"""Values of model_type: of policies that act, and of language models."""
+"""Values of model_type: for policies that act, and for language models."""
 
 ENV_KWARGS = "env.kwargs"
 
@@ -51,13 +51,13 @@ ALIASES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         (key, old + gradient): ((key, new + gradient),)
         for key in ("algorithm.kl_penalty", "actor_rollout_ref.actor.kl_loss_type")
         for old, new in (("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3"))
-        for gradient in ("", "+")  # its own, or straight-through
+        for gradient in ("", "+")  # its own gradient, or straight-through
     },
     ("actor_rollout_ref.actor.loss", "geo_mean"): (("actor_rollout_ref.actor.loss", "gmpo"),),
     ("env", "mujoco"): (("env", "metaworld"),),
     ("env.name", "mujoco"): (("env.name", "metaworld"),),
 }
-"""(key, value) of siiRL's documentation or earlier versions to equivalent assignments."""
+"""Maps (key, value) of siiRL's documentation or earlier versions to equivalent assignments."""
 
 RENAMED_KEYS = {
     "reward.bank_size": "reward.success_bank_size",
@@ -66,7 +66,7 @@ RENAMED_KEYS = {
     "reward.min_samples": "reward.dbscan_min_samples",
     "reward.eps_scale": "reward.dbscan_eps_scale",
 }
-"""Keys of earlier versions to their present names; values are unchanged."""
+"""Maps keys of earlier versions to their present names; values are unchanged."""
 
 LOSS = "actor_rollout_ref.actor.loss"
 CLIP_RATIO = "actor_rollout_ref.actor.clip_ratio"
@@ -83,8 +83,8 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
     """Replace old names.
 
     Returns:
-        The assignments in their order, each after those that it implies, and a sentence for each
-        alias used.
+        The assignments in order, each preceded by the assignments that it implies, and a sentence
+        for each alias used.
 
     Raises:
         UnknownNameError: An unknown value of one of the two alias keys.
@@ -128,8 +128,8 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
 
 
 def environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assignment], list[str]]:
-    """The keys of a file, with arguments of `env.kwargs` that are keys of `env` moved there; a
-    notice for each.
+    """Move arguments of `env.kwargs` that are keys of `env` there; returns the keys of the file,
+    and a notice for each move.
 
     A configuration with both is refused (`EnvArguments.constructor_kwargs`). Earlier versions
     accepted it, and the environment got the value in `env.kwargs`; the config.yaml of such a run
@@ -150,8 +150,8 @@ def environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assig
     rest = {name: value for name, value in own.value.items() if name not in twice}
     values = {ENV_KWARGS: rest, **{f"env.{name}": value for name, value in twice.items()}}
     notices = [
-        f"env.kwargs.{name}={as_text(value)} ({own.source}) is read as env.{name}, which the "
-        "file has too: the environment got it before."
+        f"env.kwargs.{name}={as_text(value)} ({own.source}) is read as env.{name}, which the file "
+        "also has: the environment got this value before."
         for name, value in twice.items()
     ]
     return [

@@ -1,7 +1,7 @@
 """Builds dataclasses from plain values; collects unknown keys, wrong types and values out of
 bounds.
 
-No OmegaConf here: values are dicts, lists, strings, numbers, booleans and None.
+The module does not use OmegaConf: values are dicts, lists, strings, numbers, booleans and None.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def build(
         values: Plain values, possibly nested.
         problems: Receives the errors.
         place: Dotted place of `values` in the configuration.
-        source_of: Tells where the value at a place came from.
+        source_of: Returns the origin of the value at a place.
     """
     known = dict(fields_by_name(cls))
     for name in values.keys() - known.keys():
@@ -96,7 +96,7 @@ def _convert(value: Any, hint: Any) -> Any:
     if hint is int:
         return _require(value, isinstance(value, int) and not isinstance(value, bool))
     if hint is str and isinstance(value, int) and not isinstance(value, bool):
-        return str(value)  # `env.suite=10`: YAML reads a number where the user means a name
+        return str(value)  # `env.suite=10`: YAML reads a number, but the user means a name
     return _require(value, isinstance(value, hint))
 
 

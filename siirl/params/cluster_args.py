@@ -16,7 +16,7 @@ class ClusterArguments:
     )
     address: str | None = option(
         None,
-        "HOST:PORT of a running Ray cluster; `auto`: the one last started by `ray start`; null: "
-        "one for this run.",
-        why="no set-up",
+        "HOST:PORT of a running Ray cluster; `auto`: the cluster last started by `ray start`; "
+        "null: a private one for this run.",
+        why="needs no set-up",
     )

@@ -22,7 +22,7 @@ Number = TypeVar("Number", int, float)
 
 
 def described(text: str, module: str) -> str:
-    """`text` with the command's name as it was typed, in lines that fit the terminal."""
+    """`text` with the command's name as typed, in lines that fit the terminal."""
     as_subcommand = f"siirl {module.rpartition('.')[2].replace('_', '-')}"
     typed = text.strip().replace(as_subcommand, program(module))
     return "\n\n".join(_part(part) for part in typed.split("\n\n"))
@@ -41,7 +41,7 @@ def argument_parser(text: str, module: str) -> argparse.ArgumentParser:
 
 
 class _StoreAndNote(argparse.Action):
-    """Stores a flag's value; the last one counts, and a note names one that it replaces."""
+    """Stores a flag's value; the last one counts, and a note names each replaced value."""
 
     def __call__(
         self,
@@ -102,7 +102,7 @@ def cannot_write(place: str, error: OSError) -> str:
 
 
 def help_of_words(text: str, module: str, words: Mapping[str, Word]) -> str:
-    """Help of a command with own words beside those of the configuration."""
+    """Help of a command that has its own words besides those of the configuration."""
     own = {f"{name}={word.shown or word.default}": word.help for name, word in words.items()}
     others = {
         "group=option": "as for siirl train; siirl train --help lists them",
@@ -144,7 +144,7 @@ def _part(part: str) -> str:
 
 
 def _example(line: str) -> str:
-    """The line as it is, or continued as a shell reads it."""
+    """The line, wrapped with shell continuations if it is too long."""
     columns = text_columns()
     if len(line) <= columns:
         return line

@@ -1,4 +1,6 @@
-"""Flags of the commands; the parser reads the rest of the line (`group=option`, `key=value`)."""
+"""Reads the flags of the commands; the parser reads the rest of the line (`group=option`,
+`key=value`).
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -47,8 +49,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     """Take the flags out of `argv`.
 
     Raises:
-        ConfigError: An unknown flag (answered with the known ones), one without its value or with
-            one that it does not take, or a second file.
+        ConfigError: An unknown flag (the message lists the known ones), a flag without its value or
+            with an unexpected one, or a second file.
     """
     action, config_file, overrides = Action.RUN, None, []
     topic, comments = None, False
@@ -69,8 +71,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         elif flag == "--config":
             if config_file is not None:
                 raise ConfigError(
-                    f"--config is given twice, and one file is read: put the keys of {config_file} "
-                    "into the other file."
+                    "--config is given twice, but only one file is read: put the keys of "
+                    f"{config_file} into the other file."
                 )
             config_file = value if equals else _value_of(flag, next(words, None), example="my.yaml")
         elif flag in ("--cfg", "-c"):
@@ -86,7 +88,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
 
 
 def note_repeated(words: Iterable[str]) -> None:
-    """Say which values of `key=value` a later word replaces; a group chosen twice is refused later.
+    """Report the values of `key=value` that a later word replaces; a group chosen twice is refused
+    later.
 
     The last value counts, as in Hydra: scripts that end in "$@" change their own keys this way.
     """
@@ -102,7 +105,7 @@ def note_repeated(words: Iterable[str]) -> None:
 
 
 def note_replaced(name: str, earlier: object, value: object) -> None:
-    """Say which of two values of a key or flag counts."""
+    """Report which of two values of a key or flag counts."""
     say(f"Note: {name} is given twice: {value} counts, the last value; {earlier} does not.")
 
 

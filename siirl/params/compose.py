@@ -1,8 +1,8 @@
 """The groups under configs/, chosen by Hydra's compose API; only this file and `parser`
 import Hydra and OmegaConf.
 
-`@hydra.main` is left out on purpose: it changes the working folder's contents and hides errors
-behind its own messages.
+`@hydra.main` is not used, on purpose: it writes to the working folder and hides errors behind its
+own messages.
 """
 
 import functools
@@ -65,8 +65,8 @@ def load_option(group: str, option: str) -> DictConfig:
 
 @functools.cache
 def shipped_values() -> Mapping[str, Sequence[Any]]:
-    """The values that the options of a group give each key, as written: `${other.key}` is not
-    resolved.
+    """For each key, the values that the options of a group give it, as written: `${other.key}` is
+    not resolved.
     """
     values: dict[str, list[Any]] = {}
     for file in sorted(config_dir().glob("*/*.yaml")):
@@ -87,7 +87,7 @@ def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _compose(name: str, overrides: tuple[str, ...]) -> DictConfig:
-    """Callers merge the result, which copies it; so the cached tree stays unchanged."""
+    """Callers merge the result, which copies it, so the cached tree stays unchanged."""
     try:
         with initialize_config_dir(
             version_base="1.3", config_dir=str(config_dir()), job_name="siirl"
@@ -158,8 +158,8 @@ def named_graph(assignments: Iterable[Assignment]) -> str | None:
 
 
 def name_of_graph(own_graph: str) -> str:
-    """The folder of runs of this graph: the stem of a file, or the function of a reference; empty
-    for a graph without a name, which is refused as such.
+    """Name of the folder for runs of this graph: the stem of a file, or the function of a
+    reference; empty for a graph without a name, which is refused elsewhere.
     """
     name = (
         Path(own_graph).stem
@@ -170,7 +170,7 @@ def name_of_graph(own_graph: str) -> str:
 
 
 def choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
-    """Groups that were `chosen` on the command line win over the file's keys."""
+    """Let groups `chosen` on the command line override the file's keys."""
     for assignment in chosen:
         if assignment.value is not None:
             try:

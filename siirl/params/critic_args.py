@@ -13,7 +13,7 @@ class CriticOptimizerArguments(OptimizerArguments):
     lr: float = option(
         1e-5,
         "Learning rate after warm-up.",
-        why="verl's, ten times its actor's; pipeline=ppo takes the actor's",
+        why="verl's, ten times its actor's; pipeline=ppo uses the actor's",
         above=0,
         maximum=LARGEST_RATE,
     )
@@ -36,7 +36,7 @@ class CriticArguments:
         None,
         "Prompts of one optimiser step, over all ranks; null: the actor's. Multiplied by "
         "actor_rollout_ref.rollout.n, it gives the trajectories. With "
-        "actor_rollout_ref.rollout.n_steps decisions.",
+        "actor_rollout_ref.rollout.n_steps it counts decisions.",
         minimum=1,
     )
     micro_batch_size: int | None = option(

@@ -1,4 +1,4 @@
-"""Critic sizes derived from the configuration; null takes the actor's value."""
+"""Critic sizes derived from the configuration; a null key has the actor's value."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from siirl.params.training_args import SiiRLArguments
 
 @dataclass(frozen=True)
 class CriticUpdate:
-    """The update of the critic, with no value left open."""
+    """The update of the critic, with all values resolved."""
 
     epochs: int
     prompts_per_mini_batch: int
@@ -18,7 +18,7 @@ class CriticUpdate:
 
 
 def critic_update(critic: CriticArguments, actor: ActorArguments) -> CriticUpdate:
-    """The critic's own values, and the actor's where it has none."""
+    """The critic's values; where it has none, the actor's."""
     return CriticUpdate(
         epochs=critic.ppo_epochs or actor.ppo_epochs,
         prompts_per_mini_batch=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
@@ -36,7 +36,7 @@ def critic_steps(config: SiiRLArguments, *, rows: int) -> int:
 
 
 def describe_critic(config: SiiRLArguments, *, nodes: int = 1) -> str:
-    """The critic's update by `nodes` nodes, and its warm-up, in words for the plan."""
+    """Text for the plan: the critic's update by `nodes` nodes, and its warm-up."""
     update = critic_update(config.critic, config.actor_rollout_ref.actor)
     warmup = config.trainer.critic_warmup
     trajectories = update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n

@@ -36,7 +36,7 @@ class DagArguments:
     backend_threshold: int = option(
         BACKEND_THRESHOLD,
         "Number of ranks from which gloo is used in addition to NCCL.",
-        why="siiRL's number, not measured here: metrics and logs then leave NCCL to gradients",
+        why="siiRL's value, not measured here: metrics and logs then leave NCCL to gradients",
         minimum=1,
     )
 
@@ -51,8 +51,8 @@ class DagArguments:
     apportion: str = option(
         "param_aware",
         "How ranks are divided among groups without a number: `even`, or by the parameters of the "
-        "models that each group runs. The nearest sizes are taken whose training ranks divide a "
-        "mini-batch's trajectories.",
+        "models that each group runs. The result is the nearest sizes whose training ranks divide "
+        "a mini-batch's trajectories.",
         why="the models are the work",
         choices=APPORTIONS,
     )

@@ -57,7 +57,7 @@ class DataArguments:
     max_response_length: int = option(
         4096,
         "Longest response in tokens.",
-        why="room for worked steps; time and memory of a step grow with it",
+        why="leaves room for worked steps; time and memory of a step grow with it",
         minimum=1,
         text_only=NO_PROMPT,
     )
@@ -73,7 +73,7 @@ class DataArguments:
         0.05,
         "Share of the questions in train_files to hold out, chosen by a hash; not read with "
         "val_files.",
-        why="370 of 7,500 questions: accuracy to within 5 points",
+        why="370 of 7,500 questions give the accuracy to within 5 points",
         minimum=0,
         maximum=0.9,
         text_only=NO_FILES,

@@ -28,8 +28,8 @@ def read_json(file: Path, *, remedy: str) -> Any:
     """Content of a JSON file, of any JSON type.
 
     Raises:
-        CheckpointError: Invalid UTF-8, invalid JSON, or JSON beyond Python's limits: nested too
-            deeply, or a number with too many digits; or a lone surrogate, which cannot be written.
+        CheckpointError: Invalid UTF-8, invalid JSON, or JSON beyond Python's limits (nested too
+            deeply, a number with too many digits), or a lone surrogate, which cannot be written.
     """
     text = read_text(file, remedy=remedy)
     try:
@@ -57,7 +57,8 @@ def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
 
 
 def check_texts(folder: Path, *, remedy: str) -> None:
-    """Refuse a lone surrogate in the JSON files of a folder, whose content is written again.
+    """Refuse a lone surrogate in the JSON files of a folder, because their content is written
+    again.
 
     Raises:
         CheckpointError: As `read_json`, for a file that has one.

@@ -17,7 +17,7 @@ REWARD_MODEL = "model"  # siirl.engine.reward_manager.reward_model
 
 def observation_parts(spec: EnvSpec) -> Collection[str]:
     """Names of the parts of an observation."""
-    import gymnasium  # a machine without it checks its GPUs too
+    import gymnasium  # GPU checks also run without it
 
     return (
         spec.observation_space.spaces

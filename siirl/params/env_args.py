@@ -87,7 +87,7 @@ class EnvArguments:
     max_replays: int = option(
         2,
         "Replays of an episode whose server failed, before it counts as failed.",
-        why="after three broken servers, a fourth would break too",
+        why="after three failed servers, a fourth would fail too",
         minimum=0,
     )
     max_failed_share: float = option(
@@ -124,8 +124,8 @@ class EnvArguments:
     )
     played_by: tuple[int, ...] = option(
         (),
-        "Agent group that plays each of the environment's agents, in their order, where these have "
-        "roles of their own: [0, 1]; one group may play several (docs/graphs.md).",
+        "Agent group that plays each of the environment's agents, in their order, if these have "
+        "roles: [0, 1], for example; one group may play several (docs/graphs.md).",
         minimum=0,
     )
     kwargs: dict[str, Any] = field(
@@ -140,10 +140,10 @@ class EnvArguments:
             ConfigError: An argument that is set both as a key of the group and in `kwargs`, or
                 perturbations of an environment that has none.
         """
-        if self.perturb is not None and self.name == "gymnasium":  # `gymnasium.make` takes any key
+        if self.perturb is not None and self.name == "gymnasium":  # gymnasium.make accepts any key
             raise ConfigError(
                 f"env.perturb=[{','.join(self.perturb)}] is for env=metaworld and env=libero: "
-                "env=gymnasium and its presets have no perturbations of siirl's; leave it out."
+                "env=gymnasium and its presets have none of siirl's perturbations; leave it out."
             )
         given = {
             key: value

@@ -26,7 +26,7 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
         return env_spec(config.env.name, **kwargs)
     except (ValueError, SpecUnknown) as error:
         raise ConfigError(f"env.name={config.env.name}: {error}") from error
-    except Exception as error:  # a constructor of other people's code may raise any class
+    except Exception as error:  # a third-party constructor may raise any class
         if is_reference(config.env.name):
             raise ConfigError(
                 f"env.name={config.env.name}: making it raised {describe_error(error)}."

@@ -28,16 +28,16 @@ def exit_status(
 ) -> int:
     """Run a command; returns its exit status, after printing why it did not succeed.
 
-    A closed output, as by `head`, ends a command without a message: 128 + SIGPIPE. Another broken
-    pipe is an error like others.
+    A closed output, as by `head`, ends a command without a message: 128 + SIGPIPE. Any other broken
+    pipe is an ordinary error.
 
     Args:
         run: The command; may return a status, None is 0.
         what: Subject of the message about a failure, for example `the run`; None if the failure's
             message is a whole sentence.
-        failures: Exceptions whose message is enough for a user; others keep their traceback.
-        place: What the command writes, for example `--output FILE`; an OSError is then a failure to
-            write there.
+        failures: Exceptions whose message suffices for a user; others keep their traceback.
+        place: Output of the command, for example `--output FILE`; an OSError is then reported as a
+            failure to write there.
         notes: Whether the notes attached to an error are printed.
     """
     caught: tuple[type[Exception], ...] = (*failures, OSError)
@@ -83,7 +83,7 @@ def without_reader(outputs: Sequence[int]) -> list[int]:
 
 
 def end_without_reader(outputs: Sequence[int]) -> int:
-    """Silence `outputs`, whose reader has closed them; returns 128 + SIGPIPE."""
+    """Silence `outputs` whose readers have gone; returns 128 + SIGPIPE."""
     for output in outputs:  # Python's final flush writes there
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return 128 + signal.SIGPIPE

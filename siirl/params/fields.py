@@ -1,8 +1,7 @@
 """Declares configuration keys: dataclass fields with help, reason of the default, and bounds.
 
-Both functions only write metadata, so a user's own dataclass with plain `field(default=...,
-metadata={"help": ...})` works as well. Left out: converting and checking values
-(`siirl.params.build`).
+Both functions only write metadata, so a user's dataclass with plain `field(default=...,
+metadata={"help": ...})` works too. Left out: converting and checking values (`siirl.params.build`).
 """
 
 import dataclasses
@@ -30,9 +29,9 @@ def described(
     """Metadata of a key.
 
     Args:
-        help: What the key does, in one sentence.
+        help: Effect of the key, in one sentence.
         why: Reason or source of the default.
-        choices: Names that are known; others are refused with the nearest.
+        choices: Known names; other names are refused, and the message suggests the nearest.
         refused: Documented names that this version does not support, with their replacements. They
             are not choices.
         minimum: Smallest value.
@@ -43,9 +42,9 @@ def described(
         text_only: For a key that only text jobs read: the reason why robot jobs do not read it.
         plug_in: Whether a value may also be `module:name`, or a name that a user's module registers
             (siirl.params.plug_ins says when each is looked up); `choices` are the shipped names.
-        path: Whether a text is the path of a file or folder, which a file system must be able to
+        path: Whether the value is the path of a file or folder, which a file system must be able to
             hold.
-        derived: Set by the parser from other keys. Only old names assign it, and it is not printed.
+        derived: Set by the parser from other keys. Only old names assign it; it is not printed.
     """
     return {
         "help": help,

@@ -1,4 +1,4 @@
-"""Which keys and groups the user of a run sets, and the value of each key by the groups alone."""
+"""Keys and groups that the user of a run sets, and each key's value from the groups alone."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from siirl.params.aliases import Assignment
 
 
 class GivenKey(NamedTuple):
-    """Source of a key, and its value without the user's."""
+    """Source of a key, and its value without the user's setting."""
 
     source: str
     """`command line`, or the file of --config."""
@@ -17,7 +17,7 @@ class GivenKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Given:
-    """What the user of a run sets."""
+    """Settings of a run's user."""
 
     groups: Mapping[str, str | None] = field(default_factory=dict)
     """Option by chosen group."""
@@ -30,7 +30,7 @@ def given_by(chosen: Iterable[Assignment], keys: Iterable[Assignment], *, defaul
     Args:
         chosen: Choices of groups.
         keys: Values of keys.
-        defaults: Nested values by the groups alone.
+        defaults: Nested values from the groups alone.
     """
     return Given(
         {choice.key: choice.value for choice in chosen},

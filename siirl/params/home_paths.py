@@ -1,7 +1,8 @@
-"""Paths with `~` on a command line: `trainer.output_dir=~/runs`, `data.train_files=[~/a.jsonl]`.
+"""Quotes paths with `~` on a command line: `trainer.output_dir=~/runs`,
+`data.train_files=[~/a.jsonl]`.
 
 bash expands `~` in `name=~/file`, but not in `group.name=~/file`, and Hydra's grammar refuses it.
-Whoever opens the path expands it. Left out: `~` within a name, which the user has to quote.
+The code that opens the path expands it. Left out: `~` within a name, which the user has to quote.
 """
 
 import re

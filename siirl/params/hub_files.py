@@ -1,8 +1,8 @@
-"""Files of the Hugging Face Hub on this machine: a `HubPlace` is downloaded once, into its cache.
+"""Downloads a `HubPlace` from the Hugging Face Hub once, into its cache on this machine.
 
 The Hub is asked first, with a short timeout. If it does not answer, a complete copy in the cache
 (HF_HOME) is used. A place that names its commit is read from the cache without asking. HF_ENDPOINT
-and HF_HUB_OFFLINE are huggingface_hub's. Left out: a language model given by its id
+and HF_HUB_OFFLINE have huggingface_hub's meaning. Left out: a language model given by its id
 (siirl.models.hub).
 """
 
@@ -23,8 +23,8 @@ OTHER_FORMATS = (
     *("*.bin", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pth", "*.tflite"),
     *("flax_*", "tf_*", "onnx/*", "openvino/*", "coreml/*"),
 )
-"""Weights for other programs, which repositories often keep beside safetensors files; not
-downloaded.
+"""Weights for other programs, not downloaded; repositories often keep them beside safetensors
+files.
 """
 LISTED = 8  # entries of a repository in a message
 
@@ -120,12 +120,12 @@ def _within(folder: Path, place: HubPlace, key: str) -> Path:
 
 
 def _pinned(place: HubPlace, folder: Path) -> HubPlace:
-    """The place at the commit of a snapshot's folder, which is named by it."""
+    """The place at the commit that names a snapshot's folder."""
     return HubPlace(place.kind, place.repository, folder.name, place.path)
 
 
 def _reason(place: HubPlace, error: Exception) -> tuple[str, str]:
-    """Why the Hub did not serve a place, and the remedy."""
+    """Reason why the Hub did not serve a place, and the remedy."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,

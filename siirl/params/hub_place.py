@@ -1,11 +1,11 @@
 """Places on the Hugging Face Hub: `hf://owner/name[@revision][/path]`, and ids `owner/name`.
 
     hf://Qwen/Qwen3-0.6B                            a model; Qwen/Qwen3-0.6B is the same
-    hf://my/models@v2/run_3                         a folder of it, at the tag v2
+    hf://my/models@v2/run_3                         a folder in a repository, at the tag v2
     hf://datasets/openai/gsm8k/main                 a folder of a data set
     hf://datasets/openai/gsm8k@refs/convert/parquet/main
 
-`datasets/` may be left out where a key names data. The form is that of huggingface_hub's
+`datasets/` may be left out where a key names data. The syntax is that of huggingface_hub's
 HfFileSystem. Left out: asking the Hub (siirl.params.hub_files).
 """
 
@@ -38,7 +38,7 @@ class HubPlace:
     """File or folder within the repository; empty: all of it."""
 
     def __str__(self) -> str:
-        """As a user writes it."""
+        """The place in its written form."""
         data = "datasets/" if self.kind == DATASET else ""
         revision = f"@{self.revision}" if self.revision else ""
         path = f"/{self.path}" if self.path else ""
@@ -51,10 +51,10 @@ def hub_place(text: str, *, place: str, kind: str = MODEL) -> HubPlace | None:
     Args:
         text: Value of a configuration key or a flag.
         place: The key, for messages.
-        kind: Kind of repository where the text has no `datasets/`.
+        kind: Kind of repository if the text has no `datasets/`.
 
     Raises:
-        ConfigError: The scheme without a valid location after it.
+        ConfigError: The scheme is not followed by a valid location.
     """
     if not text.startswith(SCHEME):
         return None
@@ -74,5 +74,5 @@ def hub_place(text: str, *, place: str, kind: str = MODEL) -> HubPlace | None:
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether a text has the form `owner/name`, which a relative path may have too."""
+    """Whether a text has the form `owner/name`; a relative path may have it too."""
     return _ID.fullmatch(text) is not None and not text.startswith("assets/")

@@ -36,7 +36,7 @@ IMPORTANCE_LEVELS = ("token", "sequence", "geometric")
 IMPORTANCE_BOUNDS = ("truncate", "mask")
 FLAT_SCHEDULES = ("constant", "constant_with_warmup")
 FALLING_SCHEDULES = ("cosine_with_warmup", "linear", "linear_with_warmup")
-NO_HUB_CODE = "your own policy is named by actor_rollout_ref.model.policy=module:name"
+NO_HUB_CODE = "name your own policy by actor_rollout_ref.model.policy=module:name"
 NO_RECOMPUTING = (
     "model=openvla_oft has actor_rollout_ref.model.options.recompute, and a tiny policy has "
     "small activations"
@@ -53,7 +53,7 @@ class LoraArguments:
 
     rank: int = option(0, "Rank of the adapters; 0: none, all weights are trained.", minimum=0)
     alpha: float = option(
-        32.0, "Scale of the adapters' output: alpha / rank.", why="peft's usual", above=0
+        32.0, "Scale of the adapters' output: alpha / rank.", why="usual with peft", above=0
     )
     target_modules: tuple[str, ...] | None = option(
         None,
@@ -116,7 +116,8 @@ class ModelArguments:
 
 
 LARGEST_RATE = 10.0
-"""An update of Adam changes a weight by about the rate, and weights are a few units at most."""
+"""Limit of the rate: an Adam update changes a weight by about the rate, and weights are a few units
+at most."""
 
 
 @dataclass
@@ -133,7 +134,7 @@ class OptimizerArguments:
     weight_decay: float = option(0.01, "Decay of AdamW.", why="torch.optim.AdamW's", minimum=0)
     scheduler: str = option(
         "cosine_with_warmup",
-        "Learning-rate schedule; your own maps progress after warm-up (0 to 1) to a factor.",
+        "Learning-rate schedule; a custom one maps progress after warm-up (0 to 1) to a factor.",
         why="the noise of the last steps averages out; configs/model/tiny_lm.yaml compares it "
         "with a constant rate",
         choices=FLAT_SCHEDULES + FALLING_SCHEDULES,
@@ -173,12 +174,12 @@ class ImportanceArguments:
         choices=IMPORTANCE_BOUNDS,
     )
     high: float = option(
-        2.0, "Largest weight.", why="the field's usual threshold; IcePop takes 5", minimum=1
+        2.0, "Largest weight.", why="the usual threshold; IcePop uses 5", minimum=1
     )
     low: float = option(
         0.0,
         "Smallest weight that bound=mask keeps.",
-        why="0: no lower bound; IcePop takes 0.5",
+        why="0: no lower bound; IcePop uses 0.5",
         minimum=0,
         maximum=1,
     )
@@ -193,37 +194,38 @@ class ActorArguments:
         "Sharding of the weights over ranks.",
         why="FSDP2; a single rank is not sharded",
         choices=("fsdp",),
-        refused={"megatron": "weights are sharded by FSDP2; take fsdp"},
+        refused={"megatron": "weights are sharded by FSDP2; choose fsdp"},
     )
     reshard_after_forward: bool = option(
         True,
         "Free a block's gathered weights after its forward pass, and gather them again for the "
         "backward pass. Several ranks.",
-        why="memory of one block instead of the whole model; false saves a third of the traffic",
+        why="holds one block in memory instead of the whole model; false saves a third of the "
+        "traffic",
     )
     reduce_once: bool = option(
         False,
         "Sum gradients over ranks after the last micro-batch of an optimiser step instead of after "
         "each. Several ranks.",
-        why="each rank would keep a whole gradient",
+        why="true keeps a whole gradient on each rank",
     )
     fsdp_size: int | None = option(
         None,
         "Ranks that share one copy of the weights, gradients and moments; each group of that "
         "size holds one copy. null: all ranks share one.",
-        why="least memory; a machine's ranks are faster where its network is slow",
+        why="takes the least memory; groups of one machine's ranks are faster on a slow network",
         minimum=1,
     )
     use_torch_compile: bool = option(
         False,
         "Compile the model's blocks for updates and log-probs (torch.compile), not for acting. The "
         "first step takes minutes more with a large model, and results differ by rounding.",
-        why="runs that are killed and resumed pay for it each time",
+        why="a run pays for it at every start, also when it is resumed",
     )
     offload_optimizer: bool = option(
         False,
         "Keep Adam's moments in host memory except during the optimiser's step.",
-        why="8 bytes a trained weight to copy there and back in each step",
+        why="it copies 8 bytes per trained weight there and back in each step",
     )
     loss: str = option(
         "vanilla", "Policy loss.", why="PPO's clipped ratio", choices=LOSSES, plug_in=True
@@ -267,9 +269,9 @@ class ActorArguments:
     )
     target_kl: float | None = option(
         None,
-        "KL between the acting and the trained policy, in nats per token, that an update aims at, "
-        "by raising or lowering the learning rate between updates; null: by the schedule alone.",
-        why="a schedule is enough where the rate was tuned; docs/learning.md",
+        "Target KL between the acting and the trained policy in an update, in nats per token: the "
+        "learning rate is raised or lowered between updates. null: only the schedule sets the rate.",
+        why="a schedule suffices for a tuned rate; docs/learning.md",
         above=0,
     )
     ppo_epochs: int = option(
@@ -280,9 +282,8 @@ class ActorArguments:
     )
     ppo_mini_batch_size: int = option(
         256,
-        "Prompts of one optimiser step, over all ranks; multiplied by "
-        "actor_rollout_ref.rollout.n, it gives the trajectories. With "
-        "actor_rollout_ref.rollout.n_steps decisions.",
+        "Prompts of one optimiser step, over all ranks; multiplied by actor_rollout_ref.rollout.n, "
+        "it gives the trajectories. With actor_rollout_ref.rollout.n_steps it counts decisions.",
         why="two optimiser steps per data.train_batch_size; few steps keep the ratio near 1",
         minimum=1,
     )
@@ -304,17 +305,19 @@ class ActorArguments:
         "Chunks of one forward pass on a rank, of any trajectories, instead of micro_batch_size; "
         "null: whole trajectories. Does not change the gradient; a loss or an aggregation that "
         "needs whole trajectories scores them a second time.",
-        why="small policies take whole trajectories",
+        why="small policies have room for whole trajectories",
         minimum=1,
     )
     max_grad_norm: float | None = option(
         1.0,
         "Clip the gradient to this norm; null: do not.",
-        why="verl's and TRL's; bounds an outlier's effect on Adam's moments",
+        why="as in verl and TRL; bounds an outlier's effect on Adam's moments",
         above=0,
     )
     use_kl_loss: bool = option(
-        False, "Add the KL to the reference policy to the loss.", why="DAPO and SRPO train without"
+        False,
+        "Add the KL to the reference policy to the loss.",
+        why="DAPO and SRPO train without it",
     )
     kl_loss_coef: float = option(
         0.001,
@@ -345,7 +348,7 @@ class RefArguments:
     offload: bool = option(
         False,
         "Keep the reference policy in host memory except during its passes.",
-        why="4 bytes a weight to copy there and back in each step",
+        why="it copies 4 bytes per weight there and back in each step",
     )
 
 
@@ -374,7 +377,7 @@ class RewardModelArguments:
     micro_batch_size: int = option(
         16,
         "Conversations of one forward pass.",
-        why="little memory without gradients",
+        why="takes little memory, because there are no gradients",
         minimum=1,
         text_only=OWN_REWARD,
     )

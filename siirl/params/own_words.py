@@ -20,7 +20,7 @@ class Word(NamedTuple):
 def split_words(
     words: Sequence[str], known: Mapping[str, Word]
 ) -> tuple[dict[str, str], list[str]]:
-    """The command's own words, each with its last value or its default, and the other words.
+    """The command's own words, each with its last value or default, and the remaining words.
 
     Raises:
         UnknownNameError: A flag; such a command has only --help.

@@ -15,6 +15,6 @@ def require_vllm() -> None:
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            "actor_rollout_ref.rollout.name=vllm, and vLLM is not installed. Type: "
-            f"{INSTALL_VLLM}   or take rollout=hf."
+            f"actor_rollout_ref.rollout.name=vllm, but vLLM is not installed. Type: {INSTALL_VLLM} "
+            "  or choose rollout=hf."
         )

@@ -1,10 +1,10 @@
 """Parses `group=option`, `key=value` and an optional file into one `SiiRLArguments`.
 
 Hydra and OmegaConf objects do not leave this module. Later sources override earlier ones: defaults
-of the dataclasses, configs/train.yaml with its groups, the file of `--config`, groups that the
-command line chooses, keys of the command line. All errors in names, types and bounds are reported
-together. Left out: whether values fit each other and the machine (`siirl.preflight.config_checks`);
-sweeps over several values.
+of the dataclasses, configs/train.yaml with its groups, the file of `--config`, groups chosen on the
+command line, keys of the command line. All errors in names, types and bounds are reported together.
+Left out: whether values fit each other and the machine (`siirl.preflight.config_checks`); sweeps
+over several values.
 """
 
 import functools
@@ -54,8 +54,8 @@ WITHOUT_NAME = "run"
 SHOWN = 40  # characters of an argument that is too long or too deep
 NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml
 NOT_KEYS = ("agent_configs",)  # fields of SiiRLArguments that the parser fills in
-# What a choice of an entry of `agents` replaces; the run's settings of it do not fit another
-# option.
+# Parts that a choice in an entry of `agents` replaces, because the run's settings do not fit
+# another option.
 OF_CHOICE = {
     "env": "env",
     "model": "actor_rollout_ref.model",
@@ -96,8 +96,8 @@ def parse_first(
     config_file: str | Path | None = None,
     group: int | None = None,
 ) -> SiiRLArguments:
-    """The configuration of an agent group of a run, by default the lowest, or of a run without
-    agents; the command line wins over the group's entry.
+    """The configuration of an agent group of a run (by default the lowest), or of a run without
+    agents; the command line overrides the group's entry.
 
     Raises:
         ConfigError: As `parse`.
@@ -126,7 +126,7 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
             grpo` in it chooses a group.
 
     Raises:
-        ConfigError: Everything that is wrong with names, types and bounds.
+        ConfigError: Lists all errors in names, types and bounds.
     """
     given = [*_read_file(config_file), *_read_command_line(overrides)]
     parsed = _parse(given, from_file=config_file is not None)
@@ -155,7 +155,9 @@ def _parse_over(config: SiiRLArguments, values: Mapping[str, Any], place: str) -
 def _parse(
     assigned: Sequence[Assignment], *, from_file: bool, typed_at: str = COMMAND_LINE
 ) -> Parsed:
-    """The configuration that results from these assignments; those of `typed_at` win."""
+    """The configuration that results from these assignments; those of `typed_at` take
+    precedence.
+    """
     shipped = known_keys({})
     assignments, notices = translate(
         leaf for assignment in assigned for leaf in _leaves(assignment, shipped)
@@ -239,7 +241,7 @@ def _read_override(text: str) -> Assignment:
             "the shell: 'env.tasks=[push,reach]'. Text with other special characters needs a "
             "second pair of quotes: \"trainer.output_dir='runs (new)'\"."
         ) from error
-    except (ValueError, RecursionError) as error:  # Python's limits of digits and of nesting
+    except (ValueError, RecursionError) as error:  # Python's limits on digits and on nesting
         raise ConfigError(
             f"{text[:SHOWN]!r}… (command line) cannot be read: {describe_yaml_error(error)}."
         ) from error
@@ -353,7 +355,7 @@ def _assign(tree: DictConfig, leaves: Sequence[Assignment]) -> None:
 
 def _clear_the_groups_bound(tree: DictConfig) -> None:
     """Let `clip_ratio` set both bounds: it replaces a pipeline's single bound, but not a pair.
-    Bounds given beside it are assigned afterwards.
+    Bounds given along with it are assigned afterwards.
     """
     low, high = (OmegaConf.select(tree, place) for place in BOUNDS)
     if low is None or high is None:
@@ -366,7 +368,7 @@ def _to_arguments(
 ) -> SiiRLArguments:
     pipeline = OmegaConf.select(tree, "dag.pipeline")
     if not (isinstance(pipeline, str) and pipeline) and _named_by_pipeline(tree):
-        tree.trainer.experiment_name = WITHOUT_NAME  # the pipeline is refused, not the name
+        tree.trainer.experiment_name = WITHOUT_NAME  # the pipeline will be refused, not the name
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:

@@ -41,13 +41,13 @@ def fault_of_path(text: str) -> str | None:
     longest = max(path.parts, key=_bytes, default="")
     if _bytes(longest) > LONGEST_NAME:
         return (
-            f"has a file name of {_bytes(longest)} bytes, and {LONGEST_NAME} is the most: "
-            f"{longest[:SHOWN]}…; take a shorter one."
+            f"has a file name of {_bytes(longest)} bytes, but at most {LONGEST_NAME} are allowed: "
+            f"{longest[:SHOWN]}…; choose a shorter one."
         )
     if _bytes(str(path)) > LONGEST_PATH:
         return (
-            f"has a path of {_bytes(str(path))} bytes, and {LONGEST_PATH} is the most: "
-            f"{str(path)[:SHOWN]}…; take a shorter one."
+            f"has a path of {_bytes(str(path))} bytes, but at most {LONGEST_PATH} are allowed: "
+            f"{str(path)[:SHOWN]}…; choose a shorter one."
         )
     return None
 
@@ -70,7 +70,7 @@ def _bytes(name: str) -> int:
 
 def find(path: str, *, key: str = "path") -> Path:
     """The file or folder that a config key names. `assets/...` is the shipped one, wherever siirl
-    is installed; `hf://...` is its copy in the Hub's cache; any other path is returned as it is.
+    is installed; `hf://...` is its copy in the Hub's cache; any other path is returned unchanged.
 
     Raises:
         ConfigError: `hf://` without a valid location after it; a path that no file system can hold.
@@ -104,7 +104,7 @@ def named_policy(path: str) -> Path:
 
 
 def find_model(path: str, *, key: str) -> Path:
-    """As `find`; an id `owner/name` for which there is no such folder is one of the Hub."""
+    """As `find`; an id `owner/name` without such a folder names a repository on the Hub."""
     if not path:
         raise ConfigError(f"{key} is empty: name a folder.")
     found = find(path, key=key)
@@ -117,7 +117,7 @@ def find_model(path: str, *, key: str) -> Path:
 
 
 def not_as_id(path: str, *, key: str, error: MissingAssetError) -> MissingAssetError:
-    """The error of a plain id, which may also be a misspelt folder."""
+    """The error for a plain id, which may also be a misspelt folder."""
     reason = str(error).removeprefix(f"{key}={SCHEME}").partition(": ")[2]
     return MissingAssetError(
         f"{key}={path}: there is no folder {path} here; as an id on the Hub: {reason}"

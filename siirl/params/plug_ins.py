@@ -1,6 +1,6 @@
 """Plug-ins: keys that take `module:name` or a registered name, and modules that register names.
 
-One mechanism for all of them. A key declared with `plug_in=True` takes one of its `choices`,
+All plug-ins share one mechanism. A key declared with `plug_in=True` takes one of its `choices`,
 `module:name`, or a name that a user module registers; `siirl.dag_worker.registries` holds the
 registries. This module needs no torch: it locates references without importing them, and refuses an
 unknown name if the job has no user module that could register it.
@@ -23,7 +23,7 @@ ANY_REFERENCE = "module:name"
 
 
 def plug_ins(config: SiiRLArguments) -> Iterator[tuple[Key, str]]:
-    """The keys that take plug-ins, each with the names that it gives."""
+    """The keys that take plug-ins, each with the names in its value."""
     for key in keys_of(SiiRLArguments):
         if key.metadata["plug_in"]:
             value: Any = functools.reduce(getattr, key.place.split("."), config)

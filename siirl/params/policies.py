@@ -31,13 +31,13 @@ FROZEN = {
     "pi0": "paligemma_with_expert.paligemma.",
     "pi05": "paligemma_with_expert.paligemma.",
 }
-"""Policy to the part of a weight's name that `train_expert_only` freezes."""
+"""Maps a policy to the part of a weight's name that `train_expert_only` freezes."""
 
 EXPERT_ONLY = ("pi0", "pi05")
-"""Those that freeze it unless `train_expert_only` is false; the others do as config.json says."""
+"""Policies that freeze it unless `train_expert_only` is false; the others follow config.json."""
 
 PADDED = tuple(FROZEN)
-"""Policies that draw numbers for padding and for later actions too, in an order of their own."""
+"""Policies that also draw numbers for padding and for later actions, in their own order."""
 
 LANGUAGE_MODEL = "causal_lm"
 """The policy of every text job (siirl.models.language_model)."""

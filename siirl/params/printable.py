@@ -1,9 +1,8 @@
 """Escapes control characters in foreign text before it is printed on a terminal.
 
 Task names, instructions, outcomes, generated text and errors of user code are printed. An escape
-sequence in them could colour, move or overwrite other output, and half of a surrogate pair cannot
-be written at all. Left out: files, which keep the text
-as it is.
+sequence in them could colour, move or overwrite other output, and a lone surrogate cannot be
+written at all. Left out: files, which keep the text unchanged.
 """
 
 import unicodedata
@@ -14,7 +13,7 @@ COMMANDING = (
     "Cs",
     "Zl",
     "Zp",
-)  # control characters, halves of surrogate pairs, separators of lines and paragraphs
+)  # control characters, lone surrogates, separators of lines and paragraphs
 # These change the order in which letters are shown, which can hide a line's content
 # (https://www.unicode.org/reports/tr36/, section 3.1).
 REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -25,7 +24,7 @@ def printable(text: str, *, keep: str = LAYOUT) -> str:
 
     Args:
         text: Anything.
-        keep: Characters that are not escaped, by default line ends.
+        keep: Characters that are not escaped, by default newlines.
     """
     return "".join(
         sign if sign in keep or not _commands(sign) else sign.encode("unicode_escape").decode()

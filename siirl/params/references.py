@@ -61,10 +61,10 @@ def load_reference(reference: str, *, place: str) -> Any:
 
 
 def check_options(options: Mapping[str, Any], *readers: Callable[..., Any]) -> None:
-    """Refuse an option of a shipped policy that is no keyword-only parameter of its readers.
+    """Refuse an option of a shipped policy that is not a keyword-only parameter of its readers.
 
     Raises:
-        UnknownNameError: With the known ones, but `weights`, which no user gives.
+        UnknownNameError: Lists the known ones except `weights`, which users do not set.
     """
     known = {
         parameter.name

@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
 
 REFUSALS = (ConfigError, MissingAssetError, CheckpointError)
-"""Errors that are raised before a run starts, which a change of the job remedies."""
+"""Errors raised before a run starts; changing the job remedies them."""
 
 
 def refuse(problems: Sequence[SiirlError]) -> None:
-    """Raise a single error itself, several as one ConfigError that lists them; none: return."""
+    """Raise a single error itself, or several as one ConfigError that lists them; return if there
+    is none.
+    """
     if not problems:
         return
     if len(problems) == 1:
         raise problems[0]
     lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, start=1))
-    raise ConfigError(f"{len(problems)} things cannot work:\n{lines}")
+    raise ConfigError(f"{len(problems)} problems:\n{lines}")

@@ -4,7 +4,8 @@ A new estimator is a function in a file of `siirl/algos/advantages/` under
 `@register_adv_est("name")`: the choices of `algorithm.adv_estimator`, the keys that it reads and
 the columns that it needs follow from there. A new loss is a function in a file of
 `siirl/algos/policy_losses/` under `@register_policy_loss("name", ...)`: the choices of
-`actor_rollout_ref.actor.loss` follow, and whether the loss has its own clip bounds.
+`actor_rollout_ref.actor.loss` follow from there, and so does whether the loss has its own clip
+bounds.
 """
 
 import ast
@@ -71,7 +72,8 @@ LOSSES = tuple(_LOSSES)
 LOSSES_WITH_OWN_BOUNDS = tuple(
     name for name, loss in _LOSSES.items() if loss.options.get("own_bounds")
 )
-"""Losses whose clip bounds differ in scale from PPO's: they override a pipeline's PPO bounds."""
+"""Losses whose clip bounds differ in scale from PPO's; these bounds override a pipeline's PPO
+bounds."""
 
 
 def estimators_taking(argument: str) -> tuple[str, ...]:

@@ -54,9 +54,10 @@ class RewardArguments:
     )
     encoder_device: str = option(
         "rank",
-        "Where the encoder computes: rank (the rank's GPU, between rollout and update; its weights "
-        "wait in host memory in between), cpu.",
-        why="ViT-g takes 8 minutes of CPU per clip; idle, it would hold 2 GB of the GPU",
+        "Where the encoder computes: rank (on the rank's GPU, between rollout and update; "
+        "otherwise its weights stay in host memory), cpu.",
+        why="on a CPU, ViT-g takes 8 minutes per clip; kept on the GPU while idle, it would hold 2 "
+        "GB",
         choices=ENCODER_DEVICES,
     )
     encoder_dtype: str | None = option(
@@ -68,7 +69,8 @@ class RewardArguments:
     encoder_batch_size: int | None = option(
         None,
         "Clips of one forward pass, of any episodes; null: as many as have 8192 tokens.",
-        why="a clip of 64 frames of 256 pixels, enough work for a GPU; 32 of the shipped encoder's",
+        why="a clip of 64 frames of 256 pixels, enough work for a GPU; 32 clips of the shipped "
+        "encoder",
         minimum=1,
     )
     frame_every: int = option(
@@ -108,7 +110,7 @@ class RewardArguments:
     num_workers: int = option(
         4,
         "Processes per rank for reward functions, with manager=parallel or dapo.",
-        why="a trade: calls of a slow judge overlap, and each process takes memory",
+        why="a trade-off: calls of a slow judge overlap, but each process takes memory",
         minimum=1,
         text_only=OWN_REWARD,
     )
@@ -124,7 +126,7 @@ class RewardArguments:
         0.05,
         "Largest share of a step's samples with a failed reward, which are dropped; more stop "
         "the run.",
-        why="as env.max_failed_share: too few to bias the data",
+        why="as for env.max_failed_share: too few to bias the data",
         minimum=0,
         maximum=1,
         text_only=OWN_REWARD,
@@ -133,7 +135,7 @@ class RewardArguments:
 
 @dataclass
 class CustomRewardArguments:
-    """A user's reward function for text: short form of reward.functions with one entry."""
+    """A user's reward function for text: a short form of reward.functions with one entry."""
 
     path: str | None = option(
         None,
@@ -201,14 +203,14 @@ def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tupl
     repeated = [label for label in labels if labels.count(label) > 1]
     if repeated:
         raise ConfigError(
-            f"Two parts of the reward are named {repeated[0]!r}, and metrics are logged by name: "
+            f"Two parts of the reward are named {repeated[0]!r}, but metrics are logged by name: "
             "rename one of the functions."
         )
     return tuple(parts)
 
 
 def needs_texts(parts: tuple[RewardPart, ...]) -> bool:
-    """Whether a part reads the episode's texts, which then become string columns."""
+    """Whether a part reads the episode's texts; these then become string columns."""
     return any(part.is_function or part.name == "model" for part in parts)
 
 

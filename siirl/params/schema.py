@@ -1,4 +1,6 @@
-"""Flattens the configuration's dataclasses to a list of keys, for `--help` and unknown keys."""
+"""Flattens the configuration's dataclasses to a list of keys, for `--help` and errors about unknown
+keys.
+"""
 
 import dataclasses
 import difflib
@@ -26,7 +28,7 @@ class Key:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is a dict, below which any key is allowed."""
+        """Whether it is a dict; any key is allowed below it."""
         return typing.get_origin(self.hint) is dict or self.hint is dict
 
 
@@ -36,7 +38,7 @@ def join(place: str, name: str) -> str:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The default of a field; a factory is called anew."""
+    """The default of a field; a factory is called each time."""
     return (
         field.default_factory()
         if field.default_factory is not dataclasses.MISSING

@@ -1,9 +1,10 @@
-"""The command that trains on an environment behind `siirl serve` as on the environment itself.
+"""Builds the command that trains on an environment behind `siirl serve` as on the environment
+itself.
 
-The file of the served environment below configs/env chooses model, rollout, trainer and lengths;
-those that env=openenv chooses otherwise go into the command. Left out: keys that the user gave to
-`siirl serve`, for they belong to the environment, and multi-turn settings of your own text
-environment, which no file describes.
+The served environment's file below configs/env chooses model, rollout, trainer and lengths. Choices
+that differ from those of env=openenv go into the command. Left out: keys given to `siirl serve`,
+because they belong to the environment, and multi-turn settings of a custom text environment,
+because no file describes them.
 """
 
 import shlex
@@ -35,7 +36,7 @@ def client_command(
         spec: Its spec.
         url: Address of the server.
         token_file: File with the token.
-        sessions: Clients that the server takes at once.
+        sessions: Number of clients that the server accepts at once.
     """
     words = [
         f"env={CLIENT}",
@@ -48,7 +49,7 @@ def client_command(
 
 
 def _choices(env: EnvArguments, spec: EnvSpec) -> Iterator[str]:
-    """What the environment's own file chooses otherwise than env=openenv."""
+    """Choices of the environment's own file that differ from those of env=openenv."""
     name = _own_file(env)
     if name == OWN and is_text(spec):
         return
@@ -90,7 +91,7 @@ def _groups(file: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Keys of the file with their values, without the groups that `_choices` treats itself."""
+    """Keys of the file with their values, without the groups that `_choices` handles itself."""
     if not isinstance(value, Mapping):
         yield place, value
         return

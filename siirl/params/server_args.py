@@ -14,13 +14,13 @@ class ServerArguments:
     urls: tuple[str, ...] = option(
         (),
         "Addresses http://HOST:PORT of the servers, in the order of the ranks.",
-        why="a server belongs to one rank, which gives it its weights",
+        why="a server belongs to one rank, which sends it the weights",
         unique=True,
         text_only=NO_SERVER,
     )
     token_file: str | None = option(
         None,
-        "File with the servers' key (vLLM's --api-key); null: they ask for none.",
+        "File with the servers' key (vLLM's --api-key); null: they need none.",
         text_only=NO_SERVER,
         path=True,
     )
@@ -33,7 +33,7 @@ class ServerArguments:
     )
     weights: str = option(
         "folder",
-        "Way of new weights to the servers. `folder`: files that both sides see; `collective`: a "
+        "How new weights reach the servers. `folder`: files that both sides see; `collective`: a "
         "broadcast over the network, for which the servers connect to the run's ranks.",
         why="the fastest on one machine, where the folder is memory",
         choices=("folder", "collective"),
@@ -41,8 +41,8 @@ class ServerArguments:
     )
     weights_folder: str | None = option(
         None,
-        "Folder that the run and its servers see under the same path: new weights go through it "
-        "in buckets. null: a private folder of this machine's memory (/dev/shm).",
+        "Folder that the run and its servers see under the same path; it carries new weights in "
+        "buckets. null: a private folder in this machine's memory (/dev/shm).",
         why="a server on this machine reads it without a disk",
         text_only=NO_SERVER,
         path=True,

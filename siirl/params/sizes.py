@@ -23,7 +23,9 @@ def ranks(trainer: TrainingArguments) -> int:
 
 
 def gpus_of_rank(rollout: RolloutArguments) -> int:
-    """GPUs of a rank on a machine with GPUs: vLLM spreads its copy of the weights over several."""
+    """GPUs of a rank on a machine with GPUs; vLLM may spread its copy of the weights over
+    several.
+    """
     return rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
 
 
@@ -40,7 +42,9 @@ def training_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:
 
 
 def trains_sharded(trainer: TrainingArguments, dag: DagArguments) -> bool:
-    """Whether ranks shard the training, or may: the number of training ranks is open."""
+    """Whether ranks shard the training, or may do so because the number of training ranks is
+    open.
+    """
     is_open = separate(dag) and dag.groups.get("train") is None
     return is_open or training_ranks(trainer, dag) > 1
 
@@ -51,7 +55,7 @@ def rollout_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:
 
 
 def _ranks_of_group(dag: DagArguments, name: str) -> int:
-    """One while the number is open, or wrong (`siirl.preflight.group_checks` refuses it)."""
+    """One while the number is open or invalid (`siirl.preflight.group_checks` refuses it)."""
     number = dag.groups.get(name)
     return number if isinstance(number, int) and number > 0 else 1
 
@@ -119,8 +123,8 @@ def optimiser_steps(policy: ActorRolloutRefArguments, *, rows: int) -> int:
 def micro_batches_per_mini_batch(
     policy: ActorRolloutRefArguments, *, ranks: int, agents: int
 ) -> int:
-    """Forward and backward passes of each of the `ranks` that train, for one optimiser step; each
-    of an episode's `agents` makes a trajectory.
+    """Forward and backward passes of each of the training `ranks` for one optimiser step; each of
+    an episode's `agents` yields a trajectory.
     """
     on_a_rank = -(-trajectories_per_mini_batch(policy) * agents // ranks)
     return -(-on_a_rank // policy.actor.micro_batch_size)
@@ -140,13 +144,15 @@ def needs_video(reward: RewardArguments) -> bool:
 
 
 def actions_of_a_pass(model: ModelArguments) -> int:
-    """Actions that a policy decodes from one observation, as far as its configuration states it."""
+    """Number of actions that a policy decodes from one observation, if its configuration states
+    it.
+    """
     usual = 1 if model.policy == "openvla" else USUAL_CHUNK
     return int(model.options.get("chunk_length", usual))
 
 
 def noise_correlation(actor_rollout_ref: ActorRolloutRefArguments) -> float:
-    """`rollout.noise_correlation`; 0 for a policy whose random numbers are in another order."""
+    """`rollout.noise_correlation`; 0 for a policy whose random numbers have another order."""
     if actor_rollout_ref.model.policy in PADDED:
         return 0.0
     return actor_rollout_ref.rollout.noise_correlation

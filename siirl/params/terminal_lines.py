@@ -14,11 +14,11 @@ from typing import TextIO
 
 from siirl.params.printable import printable
 
-USUAL_COLUMNS = 80  # a terminal that does not know its width reports 0
+USUAL_COLUMNS = 80  # a terminal of unknown width reports 0
 HANG = 2
 _NUMBERED = re.compile(r"\s*(\d+\. )?")
 _COMMAND = re.compile(r"(?<=Type: )\S.*?(?=[.,;]?(?:\s*$|\s+[A-Z(])|[,;] )")
-_KEPT = "\x00"  # stands for a space inside of a command; no message has it after `printable`
+_KEPT = "\x00"  # stands for a space inside a command; `printable` removes it from messages
 
 
 def text_columns() -> int:

@@ -15,11 +15,11 @@ from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 
 LOGGERS = ("console", "mlflow", "tensorboard", "trackio", "wandb")
-SHORTEST_GRACE_S = 1.0  # less is too short to end a step and write a checkpoint
-# Three seconds; a healthy run pauses for one to import a module or build a simulator.
+SHORTEST_GRACE_S = 1.0  # shortest time that can end a step and write a checkpoint
+# Three seconds; a healthy run pauses for one second to import a module or build a simulator.
 SHORTEST_HANG_MINUTES = 0.05
 NO_EPOCHS = (
-    "start states are drawn endlessly; bound the run by trainer.total_steps or trainer.max_minutes"
+    "start states never run out; bound the run by trainer.total_steps or trainer.max_minutes"
 )
 
 
@@ -42,16 +42,16 @@ class TrainingArguments:
     )
     gpu_memory_gib: float | None = option(
         None,
-        "Memory of a GPU, which the plan must fit into, in GiB; null: as this machine's GPUs have, "
-        "and without any there is no check.",
+        "Memory of a GPU in GiB, into which the plan must fit; null: that of this machine's GPUs; "
+        "without GPUs there is no check.",
         why="a job for other machines can be checked anywhere",
         above=0,
     )
     force_process_group: bool = option(
         False,
-        "Let a single rank form a process group, so that it trains through FSDP2 and NCCL (on a "
-        "CPU gloo) as several ranks do.",
-        why="a single rank needs neither; its acting copy costs memory",
+        "Let a single rank form a process group, so that it trains through FSDP2 and NCCL (gloo on "
+        "a CPU), like several ranks.",
+        why="a single rank needs neither, and its acting copy costs memory",
     )
     total_epochs: int = option(
         30,
@@ -77,7 +77,7 @@ class TrainingArguments:
     test_freq: int = option(
         5,
         "Steps between two evaluations; -1: only at the end.",
-        why="an evaluation costs rollouts, as a step does",
+        why="an evaluation costs rollouts, like a step",
         minimum=-1,
     )
     val_before_train: bool = option(
@@ -103,9 +103,9 @@ class TrainingArguments:
     )
     max_staleness: int = option(
         0,
-        "Training steps by which the weights of a sample may be behind; rollouts run ahead by as "
-        "many, on separate ranks (dag.groups). 0: each step waits for its rollouts.",
-        why="0 is on-policy; AReaL takes 4 to 8 (arXiv 2505.24298, section 7.4). A checkpoint of a "
+        "Largest age of a sample's weights, in training steps; rollouts run ahead by as many "
+        "steps, on separate ranks (dag.groups). 0: each step waits for its rollouts.",
+        why="0 is on-policy; AReaL uses 4 to 8 (arXiv 2505.24298, section 7.4). A checkpoint of a "
         "schedule waits for the rollouts of as many further steps",
         minimum=0,
         maximum=64,
@@ -127,7 +127,7 @@ class TrainingArguments:
     )
     tags: tuple[str, ...] = option(
         (),
-        "Words by which dashboards (TensorBoard, wandb, mlflow, trackio, your own logger) find the "
+        "Tags by which dashboards (TensorBoard, wandb, mlflow, trackio, your own logger) find the "
         "run.",
         unique=True,
     )
@@ -138,9 +138,9 @@ class TrainingArguments:
     )
     async_save: bool = option(
         True,
-        "Training continues while a checkpoint is written, from a copy in host memory: 12 bytes a "
-        "trained parameter, divided by the ranks. False: no copy, and training waits.",
-        why="writing 90 GB, a policy of 7B with its moments, takes minutes",
+        "Continue training while a checkpoint is written from a copy in host memory, which takes "
+        "12 bytes per trained parameter, divided by the ranks. False: no copy; training waits.",
+        why="writing 90 GB (a 7B policy with its moments) takes minutes",
     )
     grace_s: float = option(
         25.0,
@@ -154,7 +154,8 @@ class TrainingArguments:
         30.0,
         "Minutes without progress of any node, episode or micro-batch after which the run ends "
         "with stack traces; null: never.",
-        why="a 7B policy of 15 GB loads in 25 from a disk of 10 MB/s; also torch's limit for gloo",
+        why="a 7B policy of 15 GB loads in 25 minutes from a disk with 10 MB/s; also torch's limit "
+        "for gloo",
         minimum=SHORTEST_HANG_MINUTES,
         maximum=1200,
     )
@@ -229,4 +230,5 @@ class SiiRLArguments:
         ),
     )
     agent_configs: "dict[int, SiiRLArguments]" = field(default_factory=dict, init=False, repr=False)
-    """Configuration of each agent group (siirl.params.agents); no key, the parser fills it in."""
+    """Configuration of each agent group (siirl.params.agents); not a key: the parser fills it
+    in."""

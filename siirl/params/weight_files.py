@@ -11,9 +11,9 @@ from siirl.params.documents import is_name, read_json
 from siirl.params.paths import find
 
 WHOLE_FILE = "model.safetensors"
-# of weights in several files: the file of each weight (Hugging Face's layout)
+# index of weights in several files: the file of each weight (Hugging Face's layout)
 INDEX_FILE = f"{WHOLE_FILE}.index.json"
-MOST_HEADER_BYTES = 100_000_000  # the safetensors library reads no longer header either
+MOST_HEADER_BYTES = 100_000_000  # also the limit of the safetensors library
 BITS = 8  # of a byte; a stored number has at least one
 HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header
 LANGUAGE_MODEL_FOLDER = "a folder with config.json, model.safetensors and a tokenizer"
@@ -35,7 +35,7 @@ def check_safetensors(file: Path, *, counted: Callable[[str], bool] = lambda nam
     if not file.is_file():  # reading a named pipe would block
         raise CheckpointError(f"{file} is not a readable file. Copy or make it again.")
     size = file.stat().st_size
-    refusal = f"{file} ({size} bytes) is not a whole safetensors file"
+    refusal = f"{file} ({size} bytes) is not a complete safetensors file"
     with file.open("rb") as stream:
         start = stream.read(HEADER_LENGTH)
         if len(start) < HEADER_LENGTH:
@@ -81,7 +81,7 @@ def weight_files(folder: Path) -> list[Path]:
     The order of precedence is that of transformers.
 
     Raises:
-        CheckpointError: An index that cannot be read, or names a file that is not there.
+        CheckpointError: An index that cannot be read, or names a missing file.
     """
     if (folder / WHOLE_FILE).is_file():
         return [folder / WHOLE_FILE]
@@ -92,9 +92,8 @@ def weight_files(folder: Path) -> list[Path]:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(
-            f"{folder} lacks {missing[0]}{more}: {INDEX_FILE} names {len(names)} files that hold "
-            "the weights together. Copy or download "
-            "what is missing."
+            f"{folder} lacks {missing[0]}{more}: {INDEX_FILE} names {len(names)} files that "
+            "together hold the weights. Copy or download the missing ones."
         )
     return [folder / name for name in names]
 
@@ -114,7 +113,7 @@ def _named_by(index: Path) -> list[str]:
 
 
 def parameters_in(path: str, *, counted: Callable[[str], bool] = lambda name: True) -> int:
-    """Parameters of the weights in a policy folder, of all or some names; 0 without weights."""
+    """Number of parameters in a policy folder, for all or some names; 0 without weights."""
     return sum(check_safetensors(file, counted=counted) for file in weight_files(find(path)))
 
 
@@ -129,8 +128,8 @@ def stored_policy(folder: Path) -> str | None:
 
 
 def learnt_tasks(path: str) -> tuple[str, ...]:
-    """Tasks that the weights in a policy folder learnt, by cloning or in a siirl run, as its
-    config.json states.
+    """Tasks that the weights in a policy folder learnt, by cloning or in a siirl run, according to
+    its config.json.
     """
     try:
         tasks = read_json(find(path) / "config.json", remedy="")["notes"]["tasks"]

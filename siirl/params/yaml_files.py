@@ -1,7 +1,7 @@
 """Reads users' YAML files into plain values, and lists the exceptions of invalid files.
 
-Left out: what the values mean (`siirl.params.compose` for keys, `siirl.execution.dag.workflow_file`
-for graphs).
+Left out: the meaning of the values (`siirl.params.compose` for keys,
+`siirl.execution.dag.workflow_file` for graphs).
 """
 
 from collections.abc import Hashable
@@ -27,7 +27,7 @@ UNREADABLE = (
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice, of which PyYAML would keep the last."""
+    """A safe loader that refuses a key given twice; PyYAML would keep the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """As SafeLoader, after a check that the keys of `node` differ.

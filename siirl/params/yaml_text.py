@@ -32,7 +32,7 @@ def _values(node: yaml.Node, known: dict[int, float]) -> float:
     """Values in `node`; infinite for one that contains itself."""
     if id(node) in known:
         return known[id(node)]
-    known[id(node)] = math.inf  # until it is known: met before that, the node contains itself
+    known[id(node)] = math.inf  # until it is known: a node met before that contains itself
     parts = [] if isinstance(node, yaml.ScalarNode) else node.value
     if isinstance(node, yaml.MappingNode):
         parts = [part for pair in parts for part in pair]

@@ -25,16 +25,16 @@ def agent_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 
 def _modes_of_two(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """Separate ranks that would play a stream for one agent and blocks for another."""
+    """Separate ranks that would play a stream for one agent but blocks for another."""
     modes: dict[bool, int] = {}
     for group, own in config.agent_configs.items():
         streams = sizes.streams(config.trainer, config.dag, own.actor_rollout_ref.rollout)
         modes.setdefault(streams, group)
     if len(modes) > 1:
         yield ConfigError(
-            f"{place_of(modes[True])} starts episodes all the time, and {place_of(modes[False])} "
-            "step by step: a rollout rank does one of the two. Set "
-            "actor_rollout_ref.rollout.mode for the run, and not for an agent."
+            f"{place_of(modes[True])} starts episodes continuously, but {place_of(modes[False])} "
+            "step by step: a rollout rank does one of the two. Set actor_rollout_ref.rollout.mode "
+            "for the run, not for an agent."
         )
 
 
@@ -50,7 +50,7 @@ def _servers_of_two(
             if other != group:
                 yield ConfigError(
                     f"{place_of(group)}: actor_rollout_ref.rollout.server.urls has {url}, which "
-                    f"{place_of(other)} names too: a server holds one policy. Start one server "
+                    f"{place_of(other)} also names: a server holds one policy. Start one server "
                     "for each group."
                 )
 
@@ -74,8 +74,8 @@ def sharing_problems(
         )
         if mine and not theirs:
             yield ConfigError(
-                f"{place_of(group)} has a KL to the reference, and group {owner}, whose weights "
-                "it shares, loads none: give both the KL, or neither."
+                f"{place_of(group)} has a KL to the reference, but group {owner}, whose weights it "
+                "shares, loads no reference: give both the KL, or neither."
             )
 
 
@@ -125,8 +125,8 @@ def _roles(config: SiiRLArguments, specs: Mapping[int, EnvSpec]) -> Iterator[Sii
                 )
             if player != group and played_by and not is_text(specs[player]):
                 yield ConfigError(
-                    f"{place}: agent {player} is a robot ({specs[player].name}) and generates no "
-                    "text. Name text agents."
+                    f"{place}: agent {player} is a robot ({specs[player].name}) and does not "
+                    "generate text. Name text agents."
                 )
 
 

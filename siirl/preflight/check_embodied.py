@@ -25,7 +25,7 @@ from siirl.preflight.machine import total_memory_bytes
 from siirl.preflight.memory import size_text
 
 POLICY = "actor_rollout_ref.model.policy"
-# parameters: smaller policies are also built before the start, which takes at most a second
+# parameters: smaller policies are built before the start as well, in at most a second
 BUILT_TWICE = 100_000_000
 LOADED_TWICE_BYTES = 4 * BUILT_TWICE  # the same limit for a video encoder
 
@@ -79,7 +79,7 @@ def check_policy(
         if with_adapters:
             policy.check_adapters(model.lora)
         if with_critic:
-            PolicyFeatures(policy)  # refuses one without features; removes the policy's head
+            PolicyFeatures(policy)  # refuses a policy without features; removes its head
     except SiirlError:
         raise
     except Exception as error:  # a user's policy may raise any class
@@ -98,8 +98,8 @@ def _check_size(policy: nn.Module, spec: EnvSpec, *, place: str, env_name: str) 
     if needed > total_memory_bytes():
         raise ConfigError(
             f"{place}: for the observations of env={env_name}, {spec.observation_space}, its "
-            f"weights take {size_text(needed)}, and this machine has "
-            f"{size_text(total_memory_bytes())} of memory. Make the observations smaller: by "
+            f"weights take {size_text(needed)}, but this machine has "
+            f"{size_text(total_memory_bytes())} of memory. Make the observations smaller: with "
             "env.kwargs, or gymnasium.wrappers.ResizeObservation around the environment."
         )
 
@@ -138,7 +138,7 @@ def check_encoder(reward: RewardArguments) -> None:
         make_encoder(reward, device=torch.device("cpu"))
     except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"reward.encoder={name} cannot be loaded: {error} Take reward.encoder=tiny, or see "
+            f"reward.encoder={name} cannot be loaded: {error} Use reward.encoder=tiny, or see "
             "vjepa.encoders."
         ) from error
 
@@ -169,7 +169,6 @@ def check_demonstrations(reward: RewardArguments, spec: EnvSpec) -> None:
         ) from error
     if not tasks.keys() & set(spec.tasks):
         raise ConfigError(
-            f"{place} has clips of {', '.join(sorted(tasks)) or 'nothing'}, and this job has the "
-            f"tasks {', '.join(spec.tasks)}: "
-            "take demonstrations of these, or leave it out."
+            f"{place} has clips of {', '.join(sorted(tasks)) or 'nothing'}, but this job has the "
+            f"tasks {', '.join(spec.tasks)}: use demonstrations of these, or leave it out."
         )

@@ -34,7 +34,7 @@ from siirl.params.reward_args import (
 from siirl.params.weight_files import may_be_hub_id, parameters_in
 from siirl.preflight.plan_text import ROWS_BEFORE_START
 
-# parameters: smaller models are also loaded before the start, which takes a second or two
+# parameters: smaller models are loaded before the start as well, in a second or two
 LOADED_TWICE = 100_000_000
 MODEL = "actor_rollout_ref.model.path"
 
@@ -72,11 +72,11 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
 
 
 def check_player(config: SiiRLArguments) -> ChatTokenizer:
-    """Check what plays the episodes of a text job: models and workflow. Returns the tokenizer.
+    """Check the models and the workflow of a text job. Returns the tokenizer.
 
     Raises:
         ConfigError: A tokenizer without an end token, lengths beyond the model's, a folder that
-            holds another kind of model, or a workflow that is none.
+            holds another kind of model, or an object that is not a workflow.
         MissingAssetError: No such folder or hub id.
         CheckpointError: Truncated or damaged weights.
     """
@@ -106,7 +106,7 @@ def check_data_sources(parts: Sequence[RewardPart], sources: Mapping[str, Set[st
 
     Args:
         parts: Parts of the reward, those of `reward.functions` first.
-        sources: Data sources of the rows, by the place that they come from.
+        sources: Data sources of the rows, by the place of their rows.
 
     Raises:
         ConfigError: With the name and the remedy.
@@ -131,7 +131,7 @@ def check_data_sources(parts: Sequence[RewardPart], sources: Mapping[str, Set[st
             raise ConfigError(
                 f"No part of the reward serves the data source {unserved[0]!r} of {place}: add it "
                 "to the data_sources of one of reward.functions, add a function without "
-                "data_sources, which serves all, or take these rows out."
+                "data_sources, which serves all, or remove these rows."
             )
 
 
@@ -175,7 +175,7 @@ def check_fit(
     )
     if tokenizer.vocab_size > model.vocab_size:
         raise ConfigError(
-            f"{MODEL}={path}: its tokenizer has {tokenizer.vocab_size} tokens, its head "
+            f"{MODEL}={path}: its tokenizer has {tokenizer.vocab_size} tokens, but its head has "
             f"{model.vocab_size}: they belong to different models, or the head was not resized to "
             "len(AutoTokenizer.from_pretrained(...))."
         )

@@ -1,4 +1,4 @@
-"""Checks of keys against each other: sizes that do not divide, choices that contradict.
+"""Checks keys against each other: sizes that do not divide, choices that contradict.
 
 Each check yields errors with value, place and remedy; the caller reports them together. Left out:
 the machine (`siirl.preflight.machine`), files (`siirl.preflight.needed_files`), and keys that
@@ -43,7 +43,7 @@ from siirl.preflight.segment_checks import segment_problems
 
 KL_WITHOUT_GRADIENT = "k1"  # as a loss, its gradient has mean zero; the alias kl is k1 here
 
-# as siirl.warm_start collects them; training's begin at 1,000,000
+# first seed of siirl.warm_start; training's seeds begin at 1,000,000
 # (siirl.data_coordinator.task_stream)
 FIRST_DEMONSTRATION_SEED = 900_000
 ACTOR = "actor_rollout_ref.actor"
@@ -54,7 +54,7 @@ def config_problems(config: SiiRLArguments) -> list[SiirlError]:
     """Errors that follow from the configuration alone."""
     policy = config.actor_rollout_ref
     return [
-        # numbers of separate groups may be open: siirl.preflight.group_placement divides by them
+        # the sizes of separate groups may be open: siirl.preflight.group_placement checks them
         *([] if sizes.separate(config.dag) else _ranks(config)),
         *undivided(
             config.data,
@@ -86,8 +86,8 @@ def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
     if batch % ranks:
         nearest = max(1, round(batch / ranks)) * ranks
         yield ConfigError(
-            f"data.train_batch_size={batch} is not divisible by {ranks_text}, each of which "
-            f"rolls out its share: make it {nearest}."
+            f"data.train_batch_size={batch} is not divisible by {ranks_text}; each rank rolls out "
+            f"an equal share: make it {nearest}."
         )
     for key, mini_batch in mini_batches_of(config).items():
         trajectories = mini_batch * policy.rollout.n
@@ -142,10 +142,9 @@ def _algorithm(
         )
     if dag.shipped_graph == "embodied_srpo" and band.name == "zero_variance":
         yield ConfigError(
-            "algorithm.filter.name=zero_variance compares the rewards of a group, and "
-            "pipeline=embodied_srpo filters before it rewards: "
-            "take success_band or truncation, or leave it out, since its own rule drops groups "
-            "with identical rewards."
+            "algorithm.filter.name=zero_variance compares the rewards of a group, but "
+            "pipeline=embodied_srpo filters before it computes rewards: take success_band or "
+            "truncation, or leave it out, since its own rule drops groups with identical rewards."
         )
 
 
@@ -287,7 +286,7 @@ def _processes(cluster: ClusterArguments, trainer: TrainingArguments) -> Iterato
 def _reward(reward: RewardArguments) -> Iterator[SiirlError]:
     if reward.name in VIDEO_REWARDS and reward.encoder is None:
         yield ConfigError(
-            f"reward.encoder=null, and reward.name={reward.name} compares videos: take "
+            f"reward.encoder=null, but reward.name={reward.name} compares videos: take "
             "reward.encoder=tiny."
         )
 

@@ -1,7 +1,7 @@
-"""Checks of critics, baselines and length penalties against the other keys.
+"""Checks critics, baselines and length penalties against the other keys.
 
-`siirl.preflight.config_checks` reports these errors with its own. A shipped pipeline is checked by
-name. A user's graph may provide any column; its columns are checked once it is loaded.
+`siirl.preflight.config_checks` reports these errors along with its own. A shipped pipeline is
+checked by name. A user's graph may provide any column; its columns are checked once it is loaded.
 """
 
 from collections.abc import Collection, Iterator
@@ -25,7 +25,8 @@ PROVIDED = {
         "the column reward_baselines, the reward of a greedy rollout of each prompt",
     ),
 }
-"""Columns that only one shipped pipeline provides: its name, and the column in words."""
+"""Columns that only one shipped pipeline provides: the pipeline's name, and a description of the
+column."""
 MINI_BATCH = "critic.ppo_mini_batch_size"
 ACTOR_MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
@@ -102,7 +103,7 @@ def critic_problems(
     critic: CriticArguments, data: DataArguments, rollout: RolloutArguments
 ) -> Iterator[SiirlError]:
     """A critic's mini-batch that does not divide the samples of a step."""
-    if critic.ppo_mini_batch_size is not None:  # else the actor's, which is checked
+    if critic.ppo_mini_batch_size is not None:  # otherwise the actor's, which is checked
         yield from undivided(data, rollout, critic.ppo_mini_batch_size, place=MINI_BATCH)
 
 
@@ -125,7 +126,7 @@ def overlong_problems(
     place = f"algorithm.overlong.buffer={overlong.buffer}"
     if not text:
         yield ConfigError(
-            f"{place} counts tokens of text, and env={env.name} takes actions: "
+            f"{place} counts tokens of text, but env={env.name} takes actions: "
             "env.max_episode_steps bounds its episodes. Leave it out."
         )
     elif overlong.penalty == 0:
@@ -135,6 +136,6 @@ def overlong_problems(
         )
     elif overlong.buffer > longest:
         yield ConfigError(
-            f"{place} is more than data.max_response_length={longest}: make it smaller; the "
-            "paper takes a fifth."
+            f"{place} is more than data.max_response_length={longest}: lower it; the paper uses a "
+            "fifth."
         )

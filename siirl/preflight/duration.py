@@ -21,7 +21,7 @@ MEASURED_PARAMETERS = 5_000_000
 
 
 PROBE_S = 0.004
-"""Seconds of `_work` on the machine of `COSTS` while it had nothing else to do (fastest of 50)."""
+"""Seconds of `_work` on the otherwise idle machine of `COSTS` (fastest of 50)."""
 _PROBES = 15
 
 
@@ -54,8 +54,8 @@ def measured_speed(work: Callable[[], object] | None = None) -> float:
     """Present speed of this machine relative to the machine of `COSTS`.
 
     Runs a fixed mix of interpreter and matrix work, similar to simulation and small policies, for a
-    few hundredths of a second. Other work on the machine lowers the speed, as it will the run's;
-    the mean of many short pieces sees its share of the cores.
+    few hundredths of a second. Other work on the machine lowers this speed, as it will lower the
+    run's; the mean of many short pieces captures its share of the cores.
     """
     work = work or _work
     work()  # the first call also loads the libraries
@@ -66,8 +66,8 @@ def measured_speed(work: Callable[[], object] | None = None) -> float:
 
 
 def _work() -> float:
-    """Work that takes half of its time in the interpreter, and half in matrix products of one
-    thread's size.
+    """Work that spends half of its time in the interpreter, and half in single-threaded matrix
+    products.
     """
     total = 0.0
     for number in range(40_000):
@@ -92,7 +92,7 @@ def estimated_minutes(
     CPU cores of `speed` (`measured_speed`).
 
     An agent group that does not play (`plays`) trains on another's episodes. None without a
-    comparable measurement: answers to prompts of files may be of any length.
+    comparable measurement: answers to prompts from files may have any length.
     """
     trainer, cost = config.trainer, COSTS.get(config.env.name)
     if trainer.total_steps is None:

@@ -112,7 +112,7 @@ def _one_policy(spec: EnvSpec) -> list[SiirlError]:
         return []
     return [
         ConfigError(
-            f"An evaluation plays one policy, and {spec.name!r} has the agents "
+            f"An evaluation plays one policy, but {spec.name!r} has the agents "
             f"{', '.join(spec.agent_names)}: use the run's own evaluations (val/all/success_rate "
             "in metrics.jsonl), and raise trainer.val_episodes for more episodes."
         )

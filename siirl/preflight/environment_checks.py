@@ -1,4 +1,4 @@
-"""Checks of a configuration against its environment's specification.
+"""Checks a configuration against its environment's specification.
 
 Model, engine and reward belong to the environment's domain. An environment whose observations are
 chat messages is text; all others are robots.
@@ -71,25 +71,25 @@ def _reward_of(
     remedy = f"take {other_graph}reward={'success' if spec.reports_success else 'return'}"
     if not spec.renders and sizes.needs_video(reward):
         own = ", or reward.encoder=null" if is_reference(name) else ""
-        yield ConfigError(f"{cause} compares videos, and {env} cannot be rendered: {remedy}{own}.")
+        yield ConfigError(f"{cause} compares videos, but {env} cannot be rendered: {remedy}{own}.")
     if not spec.reports_success and (srpo or (name != "return" and not is_reference(name))):
         yield ConfigError(
-            f"{cause} needs the environment's own success flag, and {env} has none: {remedy}."
+            f"{cause} needs the environment's own success flag, but {env} has none: {remedy}."
         )
 
 
 def _blind(env: EnvArguments, trainer: TrainingArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     if trainer.blind and IMAGES not in observation_parts(spec):
         yield ConfigError(
-            f"trainer.blind=true blackens images, and env={env.name} has none in its "
-            "observations: leave it out."
+            f"trainer.blind=true blackens images, but env={env.name} has none in its observations: "
+            "leave it out."
         )
 
 
 def _deadline_of(env: EnvArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     if env.deadline_s < spec.slowest_step_s:
         yield ConfigError(
-            f"env.deadline_s={env.deadline_s:g} replaces a server as hung, and a step of "
+            f"env.deadline_s={env.deadline_s:g} replaces a server as hung, but a step of "
             f"env.name={env.name} may take {spec.slowest_step_s:g} s by its own deadlines (for "
             "tools, max_calls_per_turn times tool_deadline_s): raise env.deadline_s, or lower "
             "those in env.kwargs."
@@ -99,9 +99,9 @@ def _deadline_of(env: EnvArguments, spec: EnvSpec) -> Iterator[SiirlError]:
 def _tasks_of(env: EnvArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     if len(spec.tasks) > 1 and INSTRUCTION not in observation_parts(spec):
         yield ConfigError(
-            f"env.name={env.name} has {len(spec.tasks)} tasks ({', '.join(spec.tasks)}) "
-            f"and no {INSTRUCTION!r} in its observations, "
-            "so the policy cannot distinguish them: choose one task with env.tasks."
+            f"env.name={env.name} has {len(spec.tasks)} tasks ({', '.join(spec.tasks)}) but no "
+            f"{INSTRUCTION!r} in its observations, so the policy cannot distinguish them: choose "
+            "one task with env.tasks."
         )
 
 
@@ -117,12 +117,12 @@ def _task_shares(data: DataArguments, env: EnvArguments, spec: EnvSpec) -> Itera
             why_not = f"env={env.name} has one task"
         if why_not is not None:
             yield ConfigError(
-                "data.task_sampling=learnable distributes prompts by task success, and "
-                f"{why_not}: leave it out."
+                f"data.task_sampling=learnable distributes prompts by task success, but {why_not}: "
+                "leave it out."
             )
     if weights and data.train_files:
         yield ConfigError(
-            "data.task_weights is for the tasks of an environment, and data.train_files has "
+            "data.task_weights is for the tasks of an environment, but data.train_files has "
             "prompts: leave one of them out."
         )
     elif weights and (len(weights) != len(tasks) or min(weights) < 0 or max(weights) == 0):
@@ -138,18 +138,18 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     rollout = config.actor_rollout_ref.rollout
     if config.dag.shipped_graph == SRPO:
         yield ConfigError(
-            f"pipeline={SRPO} rewards episode videos, and {env} is text without videos: take "
+            f"pipeline={SRPO} rewards episode videos, but {env} is text without videos: take "
             "pipeline=grpo, ppo or dapo."
         )
     elif sizes.needs_video(config.reward):
         yield ConfigError(
-            f"reward.name={config.reward.name} scores episodes of robots, and {env} is text: take "
+            f"reward.name={config.reward.name} scores episodes of robots, but {env} is text: take "
             "reward=success or reward=return, or custom_reward_function.name=module:function for "
-            "a function of your own."
+            "your own function."
         )
     if model.policy != LANGUAGE_MODEL:
         yield ConfigError(
-            f"{MODEL}.policy={model.policy} acts on images, and {env} is text: take "
+            f"{MODEL}.policy={model.policy} acts on images, but {env} is text: take "
             "model=tiny_lm, or model=causal_lm with its path."
         )
     elif model.path is None:
@@ -162,8 +162,8 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         yield ConfigError(
             f"actor_rollout_ref.actor.micro_batch_tokens={budget} is less than "
             f"data.max_prompt_length={data.max_prompt_length} + "
-            f"data.max_response_length={data.max_response_length}: the longest row fits no "
-            "micro-batch. Raise it, or lower those."
+            f"data.max_response_length={data.max_response_length}: the longest row does not fit "
+            "into a micro-batch. Raise the budget, or lower the two lengths."
         )
     try:
         if rollout.workflow is not None:
@@ -177,8 +177,8 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         yield from server_problems(rollout, model, config.data, config.trainer)
     if config.reward_model.path is None and asks_a_model(config):
         yield ConfigError(
-            f"reward.name={REWARD_MODEL} needs a classifier, and reward_model.path=null: give "
-            "its folder or a hub id."
+            f"reward.name={REWARD_MODEL} needs a classifier, but reward_model.path=null: give its "
+            "folder or a hub id."
         )
     yield from grading_problems(
         config.algorithm.filter, config.reward, config.custom_reward_function, spec
@@ -212,7 +212,7 @@ def _of_engine(
         )
     if rollout.mode == "async" and trainer.deterministic:
         yield ConfigError(
-            f"{ROLLOUT}.mode=async batches by arrival time, and trainer.deterministic=true: take "
+            f"{ROLLOUT}.mode=async batches by arrival time, but trainer.deterministic=true: take "
             "mode=sync."
         )
 
@@ -224,16 +224,16 @@ def _of_robots(
     model, rollout = policy.model, policy.rollout
     if model.policy == LANGUAGE_MODEL:
         yield ConfigError(
-            f"{MODEL}.policy={LANGUAGE_MODEL} generates text, and {env} needs actions: take "
+            f"{MODEL}.policy={LANGUAGE_MODEL} generates text, but {env} needs actions: take "
             f"{', '.join(f'model={name}' for name in POLICIES)}, or your own policy."
         )
     if rollout.name != ACTION_ENGINE:
         yield ConfigError(
-            f"{ROLLOUT}.name={rollout.name} generates text, and {env} needs actions: take "
+            f"{ROLLOUT}.name={rollout.name} generates text, but {env} needs actions: take "
             f"rollout={ACTION_ENGINE}."
         )
     if reward.name == REWARD_MODEL:
         yield ConfigError(
-            f"reward.name={REWARD_MODEL} is a text classifier, and {env} is not a text "
+            f"reward.name={REWARD_MODEL} is a text classifier, but {env} is not a text "
             "environment: take reward=success, return or srpo."
         )

@@ -1,6 +1,6 @@
 """Refuses a job whose rank does not fit its GPU, with the settings that would fit.
 
-The memory is that of `siirl.preflight.rank_memory`.
+`siirl.preflight.rank_memory` computes the memory.
 """
 
 import copy
@@ -26,10 +26,10 @@ from siirl.preflight.rank_memory import (
 )
 
 Setting = Mapping[str, Any]
-"""Values of keys, which are changed together."""
-USABLE = 0.9  # of a GPU, the share that vLLM takes by default; the rest is for what is left out
+"""Values of keys that are changed together."""
+USABLE = 0.9  # share of a GPU, vLLM's default; the rest covers memory that is left out here
 LORA_RANK = 32  # of OpenVLA-OFT's own fine-tuning (arXiv 2502.19645, appendix)
-MOST_RANKS = 64  # eight machines of eight GPUs: the most that a remedy proposes
+MOST_RANKS = 64  # eight machines of eight GPUs: limit of a proposed remedy
 FEW_CHUNKS = 8  # observations of a pass: 3,288 places of OpenVLA-OFT, enough to fill a GPU
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 
@@ -62,13 +62,13 @@ def gpu_problems(
     return [
         ConfigError(
             f"A rank needs about {gib(needed)} of GPU memory in its {phase} ({_listed(largest)}), "
-            f"and a GPU has {gib(gpu_bytes)}, of which {USABLE:.0%} are planned with. {remedy}"
+            f"but a GPU has {gib(gpu_bytes)}, of which the plan may use {USABLE:.0%}. {remedy}"
         )
     ]
 
 
 def table_lines(table: RankMemory, *, gpu_bytes: float) -> list[tuple[str, str]]:
-    """Topics and texts for the plan: the peak with what is held throughout, then each phase."""
+    """Topics and texts for the plan: the peak with the memory held throughout, then each phase."""
     phase, peak = table.peak
     first = (
         f"about {gib(peak)} of {gib(gpu_bytes)} in its {phase}, estimated; throughout "
@@ -79,7 +79,7 @@ def table_lines(table: RankMemory, *, gpu_bytes: float) -> list[tuple[str, str]]
 
 
 def gib(size: float) -> str:
-    """Bytes as `1.5 GiB`, the unit in which GPUs are sold."""
+    """Bytes as `1.5 GiB`, the unit of GPU memory sizes."""
     return f"{size / GIB:.1f} GiB"
 
 
@@ -97,7 +97,7 @@ def _fits(
 def _remedy(
     config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None, gpu_bytes: float
 ) -> str:
-    """Each setting that fits alone; if none does, as many of the first ones as fit together."""
+    """Each setting that fits alone; if none does, the shortest list of first settings that fits."""
     settings = list(_settings(config, text=is_text(spec), shape=shape))
     alone = []
     for setting in settings:
@@ -129,7 +129,7 @@ def _settings(config: SiiRLArguments, *, text: bool, shape: ModelShape | None) -
         yield {f"{ACTOR}.micro_batch_chunks": FEW_CHUNKS}
     if shape is not None and rollout.name == "vllm":
         token = shape.decoder.token_bytes(compute_bytes(model))
-        least = ceil(row * token / GIB)  # vLLM starts if one row fits
+        least = ceil(row * token / GIB)  # vLLM can start if one row fits
         if rollout.kv_cache_gib > least:
             yield {"actor_rollout_ref.rollout.kv_cache_gib": least}
     # more ranks of separate groups need other numbers in dag.groups

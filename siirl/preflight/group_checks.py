@@ -1,5 +1,4 @@
-"""Checks of resource groups (`dag.groups`): names, and settings that need colocated or separate
-ranks.
+"""Checks resource groups (`dag.groups`): names, and settings that need colocated or separate ranks.
 
 Left out: numbers of ranks, which `siirl.preflight.group_placement` checks when the graph is known.
 """
@@ -44,7 +43,7 @@ def group_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 
 def _spelled(value: object) -> str:
-    """A value in command-line syntax; text in quotes, because it may look like a number."""
+    """A value in command-line syntax; text is quoted, because it may look like a number."""
     return repr(value) if isinstance(value, str) else as_text(value)
 
 
@@ -53,18 +52,18 @@ def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:
     staleness = config.trainer.max_staleness
     if config.cluster.mode == "local":
         yield ConfigError(
-            "dag.groups runs rollouts and training in separate processes, and cluster=local is "
-            "one process: take cluster=ray."
+            "dag.groups runs rollouts and training in separate processes, but cluster=local is one "
+            "process: take cluster=ray."
         )
     if rollout.name in (VLLM, SERVER):
         yield ConfigError(
-            f"dag.groups with rollout={rollout.name}: weights are swapped into policies of this "
-            "process only. Take rollout=hf, or leave dag.groups out."
+            f"dag.groups with rollout={rollout.name}: weights can only be swapped into policies of "
+            "the rank's own process. Use rollout=hf, or leave dag.groups out."
         )
     if config.data.task_sampling == "learnable":
         yield ConfigError(
             "data.task_sampling=learnable chooses prompts by the outcomes of the last step, which "
-            "separate rollout ranks do not have: use even, or leave dag.groups out."
+            "separate rollout ranks do not know: use even, or leave dag.groups out."
         )
     if rollout.mode == "async" and not staleness:
         yield ConfigError(
@@ -75,6 +74,6 @@ def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:
     if staleness and config.trainer.deterministic and refills:
         yield ConfigError(
             f"trainer.deterministic=true with trainer.max_staleness={staleness} and "
-            f"pipeline={config.dag.pipeline}: which prompts a refill takes depends on timing. "
-            "Take algorithm.filter.max_refills=0 with pipeline=grpo, or max_staleness=0."
+            f"pipeline={config.dag.pipeline}: the prompts of a refill then depend on timing. Use "
+            "algorithm.filter.max_refills=0 with pipeline=grpo, or max_staleness=0."
         )

@@ -1,6 +1,6 @@
-"""Placement: how many ranks each resource group gets, where they are and what they run.
+"""Placement of resource groups: their number of ranks, machines and nodes.
 
-`place` fills in the numbers of `dag.groups`. Left out: what separate groups cannot do
+`place` fills in the numbers of `dag.groups`. Left out: limits of separate groups
 (`siirl.preflight.group_checks`), and starting anything (`siirl.jobs.training_run`).
 """
 
@@ -40,13 +40,13 @@ class GroupPlan:
     ranks: tuple[int, ...]
     machines: tuple[int, ...]
     nodes: Mapping[int, tuple[str, ...]]
-    """By agent group."""
+    """Nodes by agent group."""
     why: str
-    """Source of the number of ranks, in words."""
+    """Origin of the number of ranks, as text."""
 
 
 def place(config: SiiRLArguments, graph: TaskGraph) -> tuple[GroupPlan, ...]:
-    """Fill in the ranks of `dag.groups`, and describe the groups; none if ranks are colocated.
+    """Fill in the ranks of `dag.groups`, and return the groups' plans; none if ranks are colocated.
 
     Raises:
         ConfigError: Numbers that do not add up or divide, or a graph that cannot be cut.
@@ -95,13 +95,15 @@ def _check_rollout_ranks(part: TaskGraph) -> None:
 
 
 def _check_stream(part: TaskGraph) -> None:
-    """Refuse an own function for episodes, which would wait for those of one prompt at a time."""
+    """Refuse a custom function for episodes: it would wait for the episodes of one prompt at a
+    time.
+    """
     for node in part.nodes.values():
         if acts(node) and node.executable is not None and node.executable is not generate:
             raise ConfigError(
                 f"Node {node.node_id!r} plays episodes with {describe(node.executable)}. A stream "
                 "of rollouts (trainer.max_staleness above 0 without trainer.deterministic) plays "
-                f"them with {describe(generate)} only: take it, or set "
+                f"them only with {describe(generate)}: use it, or set "
                 "actor_rollout_ref.rollout.mode=sync."
             )
 
@@ -151,12 +153,12 @@ def _why(
     wanted: Mapping[str, int],
     config: SiiRLArguments,
 ) -> str:
-    """Why a group has its number of ranks."""
+    """Reason for a group's number of ranks."""
     dag, found = config.dag, config.dag.groups[name]
     if given[name] is not None:
-        return "as dag.groups says"
+        return "set by dag.groups"
     if set(given.values()) != {None}:
-        return "those that dag.groups leaves"
+        return "the rest of dag.groups"
     ranks = f"{wanted[name]} of {sum(wanted.values())} ranks"
     if dag.apportion == ApportionStrategy.EVEN:
         why = f"dag.apportion=even: {ranks}"
@@ -167,7 +169,7 @@ def _why(
             f"dag.apportion={dag.apportion}: {ranks} for {own / 1e6:.1f} of {total / 1e6:.1f} "
             "million parameters"
         )
-    moved = "; the nearest number with which prompts and mini-batches divide is taken"
+    moved = "; changed to the nearest number that divides prompts and mini-batches"
     return why if wanted[name] == found else why + moved
 
 
@@ -182,15 +184,15 @@ def _divides(config: SiiRLArguments, groups: Mapping[str, int]) -> bool:
 
 
 def _copy(config: SiiRLArguments) -> int:
-    """Ranks that hold one copy of the weights and must divide those that train."""
+    """Number of ranks that hold one copy of the weights; must divide the training ranks."""
     return config.actor_rollout_ref.actor.fsdp_size or 1
 
 
 def _that_fit(
     configs: Sequence[SiiRLArguments], wanted: Mapping[str, int]
 ) -> dict[str, int] | None:
-    """The sizes nearest to `wanted`, of the same sum, that `_shares` accepts for every agent group,
-    if there are any; of two that are equally near, those with fewer training ranks.
+    """The sizes nearest to `wanted`, with the same sum, that `_shares` accepts for every agent
+    group, if there are any; of two equally near ones, the sizes with fewer training ranks.
     """
     ranks = sum(wanted.values())
     candidates = [{ROLLOUT: ranks - train, TRAIN: train} for train in range(1, ranks)]
@@ -212,8 +214,8 @@ def _shares(
     data, group_size, train = config.data, config.actor_rollout_ref.rollout.n, groups[TRAIN]
     if not _gets_prompts(data, groups):
         yield ConfigError(
-            f"data.train_batch_size={data.train_batch_size} gives some of the {groups[ROLLOUT]} "
-            f"ranks of the group {ROLLOUT!r} no prompts: set it to at least {groups[ROLLOUT]}."
+            f"data.train_batch_size={data.train_batch_size} leaves some of the {groups[ROLLOUT]} "
+            f"ranks of the group {ROLLOUT!r} without prompts: set it to at least {groups[ROLLOUT]}."
         )
     if _divides(config, groups):
         return
@@ -230,16 +232,16 @@ def _shares(
     if train % _copy(config):
         size = f"actor_rollout_ref.actor.fsdp_size={_copy(config)}"
         yield ConfigError(
-            f"{size} does not divide the {train} ranks of the group {TRAIN!r}, and each group of "
-            f"that size holds one copy of the weights: set {resized or 'it to a divisor'}."
+            f"{size} does not divide the {train} ranks of the group {TRAIN!r}; each group of that "
+            f"size holds one copy of the weights: set {resized or 'it to a divisor'}."
         )
 
 
 def _batches_that_fit(
     data: DataArguments, key: str, mini_batch: int, *, group_size: int, train: int
 ) -> str:
-    """Overrides of the nearest mini-batch that `train` ranks divide and that divides the batch; if
-    there is none, of the nearest batch too.
+    """Overrides for the nearest mini-batch that `train` ranks divide and that divides the batch; if
+    there is none, also for the nearest batch.
     """
     batch = data.train_batch_size
     unit = train // math.gcd(train, group_size)

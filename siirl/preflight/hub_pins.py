@@ -27,7 +27,7 @@ MODELS = (
 DATA = ("data.train_files", "data.val_files", "reward.demonstrations")
 """Keys that name data."""
 IDS_OF_POLICIES = MODELS[:3]
-"""Keys whose bare ids are pinned too, for a policy that is not a language model."""
+"""Keys whose bare ids are also pinned, for a policy that is not a language model."""
 PROMPT_FILES = (".parquet", ".jsonl")
 
 

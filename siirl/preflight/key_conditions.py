@@ -1,6 +1,6 @@
 """Conditions under which a job reads a key, for the table in `siirl.preflight.key_readers`.
 
-A condition is a function of the configuration. A Reader adds the text of the refusal.
+A condition is a function of the configuration. A Reader adds the text of the error message.
 """
 
 from collections.abc import Callable, Sequence
@@ -123,37 +123,37 @@ has_functions = part_is(lambda name: name not in TEXT_REWARDS)
 
 CRITIC = Reader(
     in_pipelines("ppo"),
-    "only with a critic, and pipeline={dag.pipeline} has none: take pipeline=ppo, or leave it out.",
+    f"only with a critic, but pipeline={dag.pipeline} has none: take pipeline=ppo, or leave it out.",
 )
 
 
 KL_IN_REWARD = Reader(
     has_value("algorithm.use_kl_in_reward", True),
-    "with algorithm.use_kl_in_reward=true, and it is false: set it, or leave this out.",
+    "with algorithm.use_kl_in_reward=true, but that is false: set it, or leave this key out.",
 )
 
 
 KL_LOSS = Reader(
     has_value(f"{ACTOR}.use_kl_loss", True),
-    f"with {ACTOR}.use_kl_loss=true, and it is false: set it, or leave this out.",
+    f"with {ACTOR}.use_kl_loss=true, but that is false: set it, or leave this key out.",
 )
 
 
 FILES = Reader(
     has_files,
-    "with prompts from files, and data.train_files is empty: give files, or leave it out.",
+    "with prompts from files, but data.train_files is empty: give files, or leave it out.",
 )
 
 
 EVALUATIONS = Reader(
     negated(has_value("trainer.val_episodes", 0)),
-    "by evaluations, which trainer.val_episodes=0 turns off: leave it out.",
+    "by evaluations, but trainer.val_episodes=0 turns them off: leave it out.",
 )
 
 
 FUNCTIONS = Reader(
     has_functions,
-    "by reward functions, and none are configured: give custom_reward_function or "
+    "by reward functions, but none are configured: give custom_reward_function or "
     "reward.functions, or leave it out.",
 )
 

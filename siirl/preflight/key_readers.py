@@ -1,8 +1,8 @@
 """Table of keys that are read only under a condition, with the message if it does not hold.
 
-Every job reads a key outside the table, every text job one with `fields.option(text_only=...)`,
-every robot job one of `ROBOTS_ONLY`. User code (a graph, an estimator, a loss, a reward manager)
-may read any key of its subject. Left out: refusing keys that are set and not read
+Keys outside the table are read by every job, keys with `fields.option(text_only=...)` by every text
+job, and keys of `ROBOTS_ONLY` by every robot job. User code (a graph, an estimator, a loss, a
+reward manager) may read any key of its subject. Left out: refusing keys that are set and not read
 (`siirl.preflight.unread`).
 """
 
@@ -35,14 +35,14 @@ from siirl.preflight.key_conditions import (
 )
 from siirl.preflight.model_key_readers import MODEL_ROWS
 
-SPREAD = "min_group_spread"  # filters read it as well
+SPREAD = "min_group_spread"  # filters also read it
 FILTERING = ("dapo", "embodied_srpo")  # pipelines that drop groups
 SPREADS = (
     "embodied_srpo",
     "dapo",
 )  # embodied_srpo sets algorithm.min_group_spread for its estimator, dapo's filter reads it
 WITHOUT_TAGS = {"console", "jsonl"}  # loggers that show no tags
-WITHOUT_PROJECTS = {*WITHOUT_TAGS, "tensorboard"}  # and those that sort runs by nothing
+WITHOUT_PROJECTS = {*WITHOUT_TAGS, "tensorboard"}  # and those without projects
 NOT_FILMED = "text jobs have no videos; trainer.save_rollouts keeps their texts"
 
 ROBOTS_ONLY: Mapping[str, str] = {
@@ -102,7 +102,7 @@ ROWS: tuple[Row, ...] = (
         ("metric", "max_refills"),
         Reader(
             in_pipelines("dapo"),
-            "by DAPO's dynamic sampling, and pipeline={dag.pipeline} has none: take "
+            f"by DAPO's dynamic sampling, but pipeline={dag.pipeline} has none: take "
             "pipeline=dapo, or leave it out.",
         ),
     ),
@@ -114,7 +114,7 @@ ROWS: tuple[Row, ...] = (
         ("perturb_strength",),
         Reader(
             negated(has_value("env.perturb", None)),
-            "with env.perturb, and it is null: name factors such as env.perturb=[camera], or leave "
+            "with env.perturb, but it is null: name factors such as env.perturb=[camera], or leave "
             "it out.",
         ),
     ),
@@ -123,7 +123,7 @@ ROWS: tuple[Row, ...] = (
         ("tasks",),
         Reader(
             lambda config: not config.data.train_files or not asks_questions(config.env.name),
-            "by environments that generate or choose questions, and here data.train_files has "
+            "by environments that generate or choose questions, but here data.train_files has "
             "them: leave one of the two out.",
         ),
     ),
@@ -142,7 +142,7 @@ ROWS: tuple[Row, ...] = (
         ("tags",),
         Reader(
             lambda config: not {*config.trainer.logger} <= WITHOUT_TAGS,
-            "by dashboards, and trainer.logger names none: add tensorboard, wandb, mlflow or "
+            "by dashboards, but trainer.logger names none: add tensorboard, wandb, mlflow or "
             "trackio, or leave it out.",
         ),
     ),
@@ -151,7 +151,7 @@ ROWS: tuple[Row, ...] = (
         ("project_name",),
         Reader(
             lambda config: not {*config.trainer.logger} <= WITHOUT_PROJECTS,
-            "by dashboards with projects, and trainer.logger names none: add wandb, mlflow or "
+            "by dashboards with projects, but trainer.logger names none: add wandb, mlflow or "
             "trackio, or leave it out.",
         ),
     ),
@@ -160,7 +160,7 @@ ROWS: tuple[Row, ...] = (
         ("record_episodes",),
         Reader(
             any_of(has_value(f"{ROLLOUT}.n_steps", None), has_value("trainer.record_episodes", 0)),
-            f"by training on whole episodes, and {ROLLOUT}.n_steps={{{ROLLOUT}.n_steps}} cuts "
+            f"by training on whole episodes, but {ROLLOUT}.n_steps={{{ROLLOUT}.n_steps}} cuts "
             "them: set trainer.record_val_episodes, or leave it out.",
         ),
     ),
@@ -170,7 +170,8 @@ ROWS: tuple[Row, ...] = (
         ("path", "micro_batch_size", "trust_remote_code"),
         Reader(
             asks_a_model,
-            "with reward.name=model, and it is {reward.name}: take that, or leave this out.",
+            f"with reward.name=model, but it is {reward.name}: set it to model, or leave this key "
+            "out.",
         ),
     ),
     (
@@ -214,7 +215,7 @@ ROWS: tuple[Row, ...] = (
         ),
         Reader(
             lambda config: sizes.needs_video(config.reward),
-            "by rewards that compare videos, and reward.name={reward.name} uses none: leave it "
+            f"by rewards that compare videos, but reward.name={reward.name} uses none: leave it "
             "out.",
         ),
     ),
@@ -269,7 +270,7 @@ ROWS: tuple[Row, ...] = (
         ("backend_threshold",),
         Reader(
             lambda config: sizes.ranks(config.trainer) > 1,
-            "by jobs of several ranks, and this job has one: leave it out.",
+            "by jobs of several ranks, but this job has one: leave it out.",
         ),
     ),
     (
@@ -277,7 +278,7 @@ ROWS: tuple[Row, ...] = (
         ("force_process_group",),
         Reader(
             lambda config: sizes.training_ranks(config.trainer, config.dag) == 1,
-            "where one rank trains, and several form a process group anyway: leave it out.",
+            "by jobs with one training rank; several form a process group anyway: leave it out.",
         ),
     ),
     (

@@ -1,6 +1,6 @@
 """Checks of this machine: devices, memory, OpenGL, the Ray cluster's address.
 
-Probes are cheap; torch is imported only where NVIDIA's driver is.
+Probes are cheap; torch is imported only if NVIDIA's driver is installed.
 """
 
 import os
@@ -33,9 +33,9 @@ GIB = 1 << 30
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
 OPENGL_TIMEOUT_S = 60
-# compute threads; more than one on a core only take turns, so four are a typing error
+# compute threads; more than one per core only take turns, so four per core must be a mistake
 THREADS_PER_CORE = 4
-# processes that often wait for each other; the shipped jobs have at most four per core
+# processes often wait for each other; the shipped jobs have at most four per core
 PROCESSES_PER_CORE = 8
 
 
@@ -69,7 +69,7 @@ def require_linux(system: str = sys.platform) -> None:
     """
     if system != "linux":
         raise ConfigError(
-            f"Runs need Linux, and this system is {system}: siirl needs sched_getaffinity and "
+            f"Runs need Linux, but this system is {system}: siirl needs sched_getaffinity and "
             "/proc. docs/installing.md lists the parts that work elsewhere."
         )
 
@@ -98,8 +98,8 @@ def has_nvidia_driver(driver: Path = NVIDIA_DRIVER) -> bool:
 
 
 def gpu_bytes(cluster: ClusterArguments, trainer: TrainingArguments) -> float | None:
-    """Memory of a GPU: as stated, else of this machine's smallest. None without a GPU, or if ranks
-    run on other machines.
+    """Memory of a GPU: as configured, else that of this machine's smallest GPU. None without a GPU,
+    or if ranks run on other machines.
     """
     stated = trainer.gpu_memory_gib
     if stated is not None:
@@ -187,8 +187,8 @@ def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlErr
             else f" asks for as many {kind}"
         )
         yield ConfigError(
-            f"{key}={value}{each}, and this machine has {cores} core{'s' * (cores != 1)}: make "
-            f"it at most {most}."
+            f"{key}={value}{each}, but this machine has {cores} core{'s' * (cores != 1)}: make it "
+            f"at most {most}."
         )
 
 
@@ -205,10 +205,9 @@ def device_problems(
     wanted = trainer.n_gpus_per_node
     if wanted > available:
         yield ConfigError(
-            f"trainer.n_gpus_per_node={wanted} asks for {wanted} ranks, and this machine has "
-            f"{available} {kind}{'s' * (available != 1)} "
-            f"for them: make it at most {available}, or give cluster.address= of a larger "
-            "cluster."
+            f"trainer.n_gpus_per_node={wanted} asks for {wanted} ranks, but this machine has "
+            f"{available} {kind}{'s' * (available != 1)} for them: make it at most {available}, or "
+            "give cluster.address= of a larger cluster."
         )
 
 
@@ -218,7 +217,7 @@ def offload_problems(
     *,
     slots: Callable[[], tuple[int, str]],
 ) -> Iterator[SiirlError]:
-    """Tensors that a GPU is to leave, on a machine without one; `slots` is `device_slots`."""
+    """Offloading settings on a machine without a GPU; `slots` is `device_slots`."""
     asked = {
         "actor_rollout_ref.actor.offload_optimizer": policy.actor.offload_optimizer,
         "actor_rollout_ref.ref.offload": policy.ref.offload,
@@ -227,7 +226,7 @@ def offload_problems(
         return
     for key in filter(asked.__getitem__, asked):
         yield ConfigError(
-            f"{key}=true frees a GPU's memory, and this machine has no GPU: leave it out."
+            f"{key}=true frees a GPU's memory, but this machine has no GPU: leave it out."
         )
 
 
@@ -246,8 +245,8 @@ def compile_problems(
     key = "actor_rollout_ref.actor.use_torch_compile"
     if rollout.name == VLLM and rollout.mode == "sync":
         yield ConfigError(
-            f"{key}=true compiles only in updates and log-probs, and vLLM in the same "
-            "process compiles too: set actor_rollout_ref.rollout.mode=async."
+            f"{key}=true compiles only in updates and log-probs, but vLLM in the same process also "
+            "compiles: set actor_rollout_ref.rollout.mode=async."
         )
     if not compilers():
         yield ConfigError(
@@ -268,9 +267,7 @@ def tensor_parallel_problems(
     *,
     slots: Callable[[], tuple[int, str]],
 ) -> Iterator[SiirlError]:
-    """A language-model engine on several GPUs that this job or machine cannot give it; `slots` is
-    `device_slots`.
-    """
+    """Engines on more GPUs than this job or machine provides; `slots` is `device_slots`."""
     each = sizes.gpus_of_rank(rollout)
     if each == 1:
         return
@@ -286,11 +283,11 @@ def tensor_parallel_problems(
     ranks = trainer.n_gpus_per_node
     if kind != "GPU":
         yield ConfigError(
-            f"{key} asks for {each} GPUs for each rank, and this machine has none: make it 1."
+            f"{key} asks for {each} GPUs for each rank, but this machine has none: make it 1."
         )
     elif ranks * each > available:
         yield ConfigError(
-            f"{key} for each of {ranks} ranks asks for {ranks * each} GPUs, and this machine has "
-            f"{available}: lower it or trainer.n_gpus_per_node (ranks, each of which trains on the "
+            f"{key} for each of {ranks} ranks asks for {ranks * each} GPUs, but this machine has "
+            f"{available}: lower it or trainer.n_gpus_per_node (the ranks; each trains on the "
             "first of its GPUs)."
         )

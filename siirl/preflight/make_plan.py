@@ -1,4 +1,4 @@
-"""Computes the plan of a run, or of each agent group of one.
+"""Computes the plan of a run, or of each of its agent groups.
 
 Memory (`siirl.preflight.memory`) and time are estimates. Left out: checks
 (`siirl.preflight.config_checks`); a plan requires a configuration that passed them.
@@ -144,8 +144,8 @@ def together(plans: Mapping[int, Plan], *, shared: Mapping[int, int]) -> Plan:
 
 
 def _memory_of_agent(group: int, plan: Plan, *, shares: bool) -> list[tuple[str, float]]:
-    """Additional memory of an agent group; a group that shares weights adds no policy, and one that
-    plays no episodes no environments.
+    """Additional memory of an agent group. A group that shares weights adds no policy; a group that
+    plays no episodes adds no environments.
     """
     of_run = ("workers", "Ray", *(("environments",) if plan.episodes_of is not None else ()))
     return [
@@ -285,7 +285,7 @@ def _evaluations(trainer: TrainingArguments, *, done: int) -> int | None:
         return None
     if trainer.val_episodes == 0:
         return 0
-    last = trainer.total_steps - 1  # that may have one between two steps
+    last = trainer.total_steps - 1  # the last step that may be followed by one
     every = trainer.test_freq if trainer.test_freq > 0 else trainer.total_steps
     between = last // every - min(done, last) // every
     return int(trainer.val_before_train and done == 0) + between + 1

@@ -70,7 +70,7 @@ OTHER_ENV_BYTES = EnvBytes(server=200e6, scene=0.0, simulator=0.0)
 
 @dataclass(frozen=True)
 class HeldEpisodes:
-    """Number of episodes whose images are in memory at the same time."""
+    """Number of episodes with images in memory at the same time."""
 
     count: int
     in_keys: str
@@ -100,7 +100,7 @@ def episodes_at_once(slots: int) -> HeldEpisodes:
 
 
 def episodes_of_training(config: SiiRLArguments) -> HeldEpisodes:
-    """Episodes of a step or of an evaluation, whichever are more; the two never overlap."""
+    """Episodes of a step or of an evaluation, whichever is larger; the two never overlap."""
     return max(
         episodes_of_step(config.data, config.actor_rollout_ref.rollout),
         episodes_at_once(
@@ -133,7 +133,7 @@ def training_memory(
 
 
 def _trained(config: SiiRLArguments, *, models: int) -> Parts:
-    """What ranks on CPUs train with."""
+    """Training memory of ranks on CPUs."""
     policy = config.actor_rollout_ref
     adapters = policy.model.lora.rank > 0
     frozen = int(adapters) + int(
@@ -149,7 +149,9 @@ def _trained(config: SiiRLArguments, *, models: int) -> Parts:
 
 
 def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
-    """The copy of which a checkpoint is written while training goes on, and what is offloaded."""
+    """Host memory with GPUs: the copy from which a checkpoint is written during training, and
+    offloaded tensors.
+    """
     policy = config.actor_rollout_ref
     parameters = policy_parameters(policy.model)
     trained = 0 if policy.model.lora.rank else trained_parameters(policy.model)
@@ -201,10 +203,9 @@ def simulation_problems(
     return [
         ConfigError(
             f"env.num_servers x env.envs_per_server = {servers} x "
-            f"{config.env.envs_per_server} environments with {tasks} "
-            f"each take about {size_text(environments)}{of_images}, and this machine has "
-            f"{size_text(total_memory_bytes)} of memory: "
-            f"{', '.join(remedies)}."
+            f"{config.env.envs_per_server} environments with {tasks} each take about "
+            f"{size_text(environments)}{of_images}, but this machine has "
+            f"{size_text(total_memory_bytes)} of memory: {', '.join(remedies)}."
         )
     ]
 
@@ -218,7 +219,7 @@ REMEDIES = {
     "images": "lower data.train_batch_size or actor_rollout_ref.rollout.n",
     "policy": "take a smaller model, or train adapters (actor_rollout_ref.model.lora.rank)",
 }
-"""What lowers a part of the memory, by a word in its name; else LESS_SIMULATION."""
+"""Remedies for a part of the memory, by a word in its name; otherwise LESS_SIMULATION."""
 
 
 def shortage(parts: Parts, *, free_memory_bytes: float) -> str | None:
@@ -261,7 +262,7 @@ def _trains_expert_only(model: ModelArguments) -> bool:
     try:
         config = read_object(find(model.path) / "config.json", remedy="")
     except CheckpointError:
-        return False  # the check of the folder says what is wrong with it
+        return False  # the check of the folder reports the problem
     return config.get("train_expert_only") is True
 
 
@@ -339,12 +340,12 @@ def disk_bytes(
         models: 2 with a critic, else 1.
         trajectories: Of a step.
         val_episodes: Of one evaluation.
-        done: Steps that a resumed run has completed already.
+        done: Steps that a resumed run has already completed.
         evaluations: Those still to come; None if the number of steps is open.
     """
     steps = _steps_at_most(trainer, done=done)
     written = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
-    # the oldest is deleted after the newest is written
+    # the oldest is deleted only after the newest is written
     checkpoints = min(written, KEPT_CHECKPOINTS + 1)
     # one after each step, one before training, one at the end
     evaluations = min(evaluations or 1, steps + 2)

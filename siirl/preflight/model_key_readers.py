@@ -44,7 +44,7 @@ MODEL_ROWS: tuple[Row, ...] = (
         ("alpha", "target_modules"),
         Reader(
             negated(has_value(f"{LORA}.rank", 0)),
-            f"with {LORA}.rank above 0: set it, or leave this out.",
+            f"with {LORA}.rank above 0: set it, or leave this key out.",
         ),
     ),
     (
@@ -55,7 +55,7 @@ MODEL_ROWS: tuple[Row, ...] = (
                 has_value(f"{ACTOR}.clip_ratio_low", None),
                 has_value(f"{ACTOR}.clip_ratio_high", None),
             ),
-            f"only if {ACTOR}.clip_ratio_low or clip_ratio_high is null, and they are "
+            f"only if {ACTOR}.clip_ratio_low or clip_ratio_high is null, but they are "
             f"{{{ACTOR}.clip_ratio_low}} and "
             f"{{{ACTOR}.clip_ratio_high}}: set these two instead.",
         ),
@@ -65,7 +65,7 @@ MODEL_ROWS: tuple[Row, ...] = (
         ("bound", "high", "low"),
         Reader(
             negated(has_value(f"{ACTOR}.importance.level", None)),
-            f"with {ACTOR}.importance.level: set it, or leave this out.",
+            f"with {ACTOR}.importance.level: set it, or leave this key out.",
         ),
     ),
     (
@@ -73,8 +73,8 @@ MODEL_ROWS: tuple[Row, ...] = (
         ("micro_batch_size",),
         Reader(
             has_value(f"{ACTOR}.micro_batch_tokens", None),
-            f"only if {ACTOR}.micro_batch_tokens is null, and it is "
-            f"{{{ACTOR}.micro_batch_tokens}}: set that one, or make it null.",
+            f"only if {ACTOR}.micro_batch_tokens is null, but it is "
+            f"{{{ACTOR}.micro_batch_tokens}}: set only that key, or make it null.",
         ),
     ),
     (
@@ -82,8 +82,8 @@ MODEL_ROWS: tuple[Row, ...] = (
         ("micro_batch_size",),
         Reader(
             has_value(f"{ACTOR}.micro_batch_chunks", None),
-            f"only if {ACTOR}.micro_batch_chunks is null, and it is "
-            f"{{{ACTOR}.micro_batch_chunks}}: set that one, or make it null.",
+            f"only if {ACTOR}.micro_batch_chunks is null, but it is "
+            f"{{{ACTOR}.micro_batch_chunks}}: set only that key, or make it null.",
         ),
     ),
     (
@@ -91,8 +91,8 @@ MODEL_ROWS: tuple[Row, ...] = (
         ("micro_batch_size",),
         Reader(
             has_value(f"{ACTOR}.micro_batch_chunks", None),
-            f"only if {ACTOR}.micro_batch_chunks is null, and it is "
-            f"{{{ACTOR}.micro_batch_chunks}}: set that one, or make it null.",
+            f"only if {ACTOR}.micro_batch_chunks is null, but it is "
+            f"{{{ACTOR}.micro_batch_chunks}}: set only that key, or make it null.",
         ),
     ),
     (
@@ -104,8 +104,8 @@ MODEL_ROWS: tuple[Row, ...] = (
                 * config.actor_rollout_ref.actor.ppo_epochs
                 > config.actor_rollout_ref.actor.ppo_mini_batch_size
             ),
-            "if an update has several optimiser steps: the KL is measured before each, and is 0 "
-            f"before the first. Raise {ACTOR}.ppo_epochs, or leave it out.",
+            "if an update has several optimiser steps: the KL is measured before each step and is "
+            f"0 before the first. Raise {ACTOR}.ppo_epochs, or leave it out.",
         ),
     ),
     (
@@ -154,7 +154,7 @@ MODEL_ROWS: tuple[Row, ...] = (
                 negated(has_value("trainer.record_episodes", 0)),
                 negated(has_value("trainer.record_val_episodes", 0)),
             ),
-            "only if videos are recorded, and trainer.record_episodes=0 and "
+            "only if videos are recorded, but trainer.record_episodes=0 and "
             "trainer.record_val_episodes=0: leave it out.",
         ),
     ),
@@ -165,9 +165,9 @@ MODEL_ROWS: tuple[Row, ...] = (
         ("noise_correlation",),
         Reader(
             negated(has_value("actor_rollout_ref.model.policy", *PADDED)),
-            "by policies that draw numbers for executed actions only; "
-            "model={actor_rollout_ref.model.policy} also draws some for padding, in another order: "
-            "leave it out.",
+            "by policies that draw numbers only for executed actions; "
+            f"model={actor_rollout_ref.model.policy} also draws numbers for padding, in another "
+            "order: leave it out.",
         ),
     ),
     *warmup_rows("critic.optim"),
@@ -187,7 +187,7 @@ MODEL_ROWS: tuple[Row, ...] = (
                 sizes.trains_sharded(config.trainer, config.dag)
                 or config.trainer.force_process_group
             ),
-            "by sharded training, and this job trains on one rank: leave it out.",
+            "by sharded training, but this job trains on one rank: leave it out.",
         ),
     ),
     (

@@ -1,12 +1,12 @@
 """Shapes of published models, read from config.json: weights, adapters and activations by formula.
 
-A place is a token or a patch of the sequence that a transformer computes; "bytes per place" are
-what the backward pass keeps for it. The formulas of a block list the tensors that autograd saves in
+A place is a token or a patch of a transformer's input sequence; "bytes per place" counts the memory
+that the backward pass keeps for it. The formulas of a block list the tensors that autograd saves in
 the modules of transformers and `siirl.models.openvla_vision`, with an attention kernel that keeps
 no scores; tests count the saved tensors of real modules.
 
 Left out: mixtures of experts, and architectures that are not in `DECODERS` (no table is made for
-them); adapters' own activations, which are the inputs of their layers again in `rank` channels.
+them); the adapters' own activations (the inputs of their layers once more, in `rank` channels).
 """
 
 import itertools
@@ -37,7 +37,7 @@ DECODERS = {
     "qwen2": AttentionShape(bias=True),
     "qwen3": AttentionShape(norms=True),
 }
-"""`model_type` of the decoders whose block is known."""
+"""Known decoders, by `model_type`."""
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 LLAMA = {"model_type": "llama", **dict(zip(SIZES, (4096, 11008, 32, 32), strict=True))}
 """Defaults of transformers' LlamaConfig, which the published OpenVLA config.json relies on."""
@@ -55,7 +55,7 @@ class NumberSizes:
     compute: int
     """Inputs of products: 2 in bfloat16, 4 in float32."""
     residual: int
-    """The sum that runs through the blocks: 4 under autocast, since embeddings are float32."""
+    """The residual stream: 4 under autocast, since embeddings are float32."""
     compiled: bool = False
     """Whether torch.compile fuses operations, which then keep fewer activations."""
 
@@ -122,7 +122,8 @@ class Stack:
         # RMSNorm: its input in float32, the normalised input for the gradient of the weight;
         # compiled, its own input
         norms = 2 * (4 * (not computing.compiled) + computing.residual) * width
-        # inputs of q, k, v and of gate, up: one copy per product under autocast, else one in all
+        # inputs of q, k, v and of gate, up: one copy per product under autocast, otherwise one in
+        # all
         inputs = (5 if computing.casts else 2) * compute * width
         # q, and k and v repeated for the query heads; the kernel's output, and its transpose
         attention = 5 * compute * self.query_width
@@ -141,14 +142,14 @@ class Stack:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model as a list of stacks and what is beside them."""
+    """A model as a list of stacks and the weights besides them."""
 
     stacks: tuple[Stack, ...]
-    """The decoder is the last."""
+    """The stacks; the decoder is the last."""
     other_linears: tuple[tuple[int, int], ...]
-    """Linear layers beside the stacks that have adapters."""
+    """Linear layers with adapters outside the stacks."""
     other_parameters: int
-    """Weights beside the stacks: embeddings, head, norms, patches, projectors."""
+    """Weights outside the stacks: embeddings, head, norms, patches, projectors."""
     images: tuple[int, ...] = ()
     """Places of an observation in each stack but the last."""
 
@@ -176,7 +177,7 @@ class ModelShape:
 
 
 def decoder_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """A causal language model by its config.json; None for an unknown architecture."""
+    """Shape of a causal language model from its config.json; None for an unknown architecture."""
     kind = config.get("model_type")
     if kind not in DECODERS or not config.keys() >= {*SIZES, "vocab_size"}:
         return None
@@ -200,7 +201,8 @@ def decoder_shape(config: Mapping[str, Any]) -> ModelShape | None:
 def openvla_shape(
     config: Mapping[str, Any], *, images: int, regression: bool = False
 ) -> ModelShape | None:
-    """OpenVLA by its config.json, with proprioception; None with another language model.
+    """Shape of an OpenVLA from its config.json, with proprioception; None with another language
+    model.
 
     Args:
         config: Of the checkpoint.
@@ -243,7 +245,7 @@ def openvla_places(*, images: int, question: int, actions: int) -> int:
 
 
 def read_shape(folder: Path, *, images: int) -> ModelShape | None:
-    """The shape of the model in a folder; None without config.json or of an unknown architecture.
+    """The shape of the model in a folder; None without config.json, or for an unknown architecture.
 
     Raises:
         CheckpointError: A config.json that cannot be read.
@@ -270,7 +272,7 @@ def _vision_stack(encoder: EncoderShape) -> Stack:
 
 
 def _extra(encoder: EncoderShape) -> int:
-    """Class and register tokens."""
+    """Number of class and register tokens."""
     return encoder.registers + (1 if encoder.registers else 0)
 
 

@@ -1,4 +1,6 @@
-"""Checks files that a run needs: policies, weights, demonstrations, checkpoints. Needs no torch."""
+"""Checks the files that a run needs: policies, weights, demonstrations, checkpoints. Does not
+import torch.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,7 +110,7 @@ def _encoder(encoder: str) -> Iterator[SiirlError]:
         yield from _whole(weights, place="reward.encoder")
     elif path.is_dir() and not (path / "config.json").is_file():
         yield MissingAssetError(
-            f"reward.encoder={encoder}: there is no config.json in {path}, so it is no encoder "
+            f"reward.encoder={encoder}: there is no config.json in {path}, so it is not an encoder "
             "folder."
         )
     elif not path.exists() and not may_be_hub_id(encoder):
@@ -128,7 +130,8 @@ def _demonstrations(path: str | None) -> Iterator[SiirlError]:
 
 
 def find_resume(trainer: TrainingArguments) -> Path | None:
-    """Folder to resume from: as given, for `auto` the newest run with a checkpoint; None if new.
+    """Folder to resume from: as given, or for `auto` the newest run with a checkpoint; None for a
+    new run.
 
     Raises:
         ConfigError: The folder holds no checkpoint.

@@ -49,7 +49,7 @@ class UpdatePlan:
     """Nodes that update the policy."""
     epochs: int
     mini_batches: int
-    """Of one node; the most if the number of trajectories varies."""
+    """Optimiser steps of one node; the largest number if the number of trajectories varies."""
     trajectories_per_mini_batch: int
     micro_batches: int
     micro_batch_size: int
@@ -65,12 +65,12 @@ class UpdatePlan:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a run begins that sets `trainer.resume`."""
+    """Start of a run with `trainer.resume`."""
 
     words: str
-    """Checkpoint and step; or that there is none, and the run is new."""
+    """Text with checkpoint and step, or that there is no checkpoint and the run is new."""
     step: int = 0
-    """Steps that are completed already."""
+    """Number of completed steps."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class LengthPlan:
     """When a run ends, and how often it is evaluated."""
 
     steps: int | None
-    """Of the whole run."""
+    """Steps of the whole run."""
     done: int
     """Those that a resumed run has completed already."""
     critic_warmup: int
@@ -89,7 +89,7 @@ class LengthPlan:
     val_episodes: int
     """Episodes of one evaluation, over all tasks."""
     evaluations: int | None
-    """Those still to come; None if the number of steps is open."""
+    """Remaining evaluations; None if the number of steps is open."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Needs:
     """GPU memory of a rank; None for a model of unknown shape."""
     disk_bytes: float
     minutes: float | None
-    """Of training and evaluation; None without a comparable measurement."""
+    """Minutes of training and evaluation; None without a comparable measurement."""
 
     @property
     def memory_bytes(self) -> float:
@@ -152,7 +152,7 @@ class Plan:
     servers: tuple[str, ...] = ()
     """Addresses of the inference servers; none if the ranks generate themselves."""
     way_of_weights: str = ""
-    """Transport of new weights to the servers, in words."""
+    """Description of the transport of new weights to the servers."""
     decisions: int | None = None
     """Decisions of an environment in a step; None if rows are whole episodes."""
     agents_of_run: "tuple[tuple[str, Plan], ...]" = ()
@@ -160,18 +160,20 @@ class Plan:
 
     @property
     def trajectories(self) -> int:
-        """Trajectories of a step, over all ranks; the most if their number varies."""
+        """Trajectories of a step, over all ranks; the largest number if it varies."""
         return self.prompts * self.group_size * self.agents
 
     @property
     def optimiser_steps(self) -> int:
-        """Optimiser steps of a training step; the most if the trajectories vary in number."""
+        """Optimiser steps of a training step; the largest number if the number of trajectories
+        varies.
+        """
         return self.update.nodes * self.update.mini_batches * self.update.epochs
 
 
 def listed(tasks: Sequence[str]) -> str:
-    """Names of tasks; of a long list, such as the 90 tasks of a LIBERO suite, the first ones and
-    the number.
+    """Names of tasks; for a long list, such as the 90 tasks of a LIBERO suite, the first ones and
+    the total.
     """
     left_out = len(tasks) - LISTED_TASKS
     first = ", ".join(tasks[:LISTED_TASKS])

@@ -11,7 +11,7 @@ from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import counted, shortage, size_text
 from siirl.preflight.plan import Plan, listed
 
-LEAST_TEXT = 40  # columns beside a topic; a narrower terminal has the text below it
+LEAST_TEXT = 40  # columns beside a topic; on a narrower terminal the text goes below it
 BELOW = 4  # indent of that text
 ROWS_BEFORE_START = 64  # of data.train_files, and of data.val_files: a second, with large pictures
 ROWS_READ = (
@@ -21,8 +21,7 @@ ROWS_READ = (
 TRAINS_NOTHING = "nothing: no node of this graph updates a model; the run plays and scores episodes"
 UNGRADED_ROWS = (
     "includes rows that the environment cannot grade (no ground truth, or a style that needs a "
-    "judge): only your reward rates them, and success rates leave them out "
-    "(env.kwargs.ungraded)"
+    "judge): only your reward scores them, and success rates leave them out (env.kwargs.ungraded)"
 )
 
 
@@ -153,10 +152,10 @@ def _numbers(noun: str, numbers: Sequence[int]) -> str:
 
 def _render_staleness(plan: Plan) -> str:
     if plan.max_staleness == 0:
-        return "0: a step's rollouts wait for the weights of the step before"
+        return "0: a step's rollouts wait for the weights of the previous step"
     behind = f"at most {counted(plan.max_staleness, 'step')}"
     if plan.streams:
-        return f"{behind}: episodes are started all the time, new weights reach running ones"
+        return f"{behind}: episodes are started continuously, and new weights reach running ones"
     return f"{behind}: step k is rolled out with the weights of step k - {plan.max_staleness + 1}"
 
 
@@ -184,9 +183,9 @@ def _at_most(*plans: Plan) -> str:
 
 def _render_update(plan: Plan) -> str:
     if not plan.pipeline.trains:
-        return "none: no node of this graph trains a model, so the weights stay as they are"
+        return "none: no node of this graph trains a model, so the weights do not change"
     if not plan.update.nodes:
-        return "none of the policy: the graph trains the critic alone"
+        return "none of the policy: the graph trains only the critic"
     passes = f"{plan.update.epochs} passes over " if plan.update.epochs > 1 else ""
     nodes = f"{plan.update.nodes} nodes x " if plan.update.nodes > 1 else ""
     batches = (
@@ -221,7 +220,7 @@ def _render_length(plan: Plan) -> str:
         if plan.length.file_epochs is None
         else [f"{counted(plan.length.file_epochs, 'pass', 'es')} over the files"]
     )
-    # files may hold out fewer questions
+    # files may have fewer held-out questions
     most = "" if plan.length.file_epochs is None else "at most "
     episodes = f"{most}{plan.length.val_episodes} episodes"
     if plan.length.steps is None:
@@ -253,8 +252,8 @@ def _render_time(plan: Plan) -> str:
         limit = plan.length.max_minutes
         bound = "" if limit is None else f"at most {limit:g} minutes of training; "
         return (
-            f"{bound}an estimate is measured over the first step and printed after it, because no "
-            f"benchmark has env={plan.env} with this model and these prompts"
+            f"{bound}the estimate is printed after the first step, because no benchmark has "
+            f"env={plan.env} with this model and these prompts"
         )
     measured = f"from benchmarks and this machine's speed ({plan.machine.speed:.2g}x, measured now)"
     return (

@@ -1,6 +1,6 @@
 """Turns a configuration that passed `siirl.preflight.early_checks` into a job that can start.
 
-Loads the graph and registered names, checks policy, reward and machine, computes the plan.
+It loads the graph and registered names, checks policy, reward and machine, and computes the plan.
 """
 
 import importlib.util
@@ -69,7 +69,8 @@ class PreparedJob:
     """A job that passed all checks: its graph, plan and warnings."""
 
     graph: TaskGraph
-    """The whole graph; `siirl.preflight.group_placement.scheduled` gives that of each rank."""
+    """The whole graph; `siirl.preflight.group_placement.scheduled` returns the graph of each
+    rank."""
     plan: Plan
     warnings: tuple[str, ...]
 
@@ -183,7 +184,7 @@ def check_resume(config: SiiRLArguments) -> Beginning | None:
     """Check the checkpoint that `trainer.resume` names, and replace the key by its folder or None.
 
     Returns:
-        Where the run begins; None without `trainer.resume`.
+        The start of the run; None without `trainer.resume`.
 
     Raises:
         ConfigError: The folder holds no checkpoint, or one of a finished run or of another model.
@@ -223,8 +224,8 @@ def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None
     its = value_at(read_config(file), POLICY)
     if its not in (None, own):
         raise ConfigError(
-            f"{place}: that run has {POLICY}={its}, and this job {own}. Repeat the words of its "
-            f"command, or add --config {file}."
+            f"{place}: that run has {POLICY}={its}, but this job has {own}. Repeat the words of "
+            f"its command, or add --config {file}."
         )
 
 
@@ -311,8 +312,8 @@ def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None
     """Add the columns that the configured estimator and loss read to their nodes, and check.
 
     Raises:
-        ConfigError: No earlier node provides a column: GAE without a critic's values, or a KL loss
-            without the reference's log-probs, or importance weights without old log-probs.
+        ConfigError: No earlier node provides a column: GAE lacks a critic's values, a KL loss the
+            reference's log-probs, or importance weights the old log-probs.
     """
     for node in graph.get_nodes():
         own = config_of_group(config, node.agent_group)

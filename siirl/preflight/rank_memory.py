@@ -1,13 +1,13 @@
-"""Memory of a rank's GPU, by holder.
+"""Memory of a rank's GPU, by owner.
 
 FSDP2 shards weights, gradients and moments evenly over the ranks, and gathers one block at a time
 in the compute dtype. A single rank computes under autocast, which casts a weight for each
-product and keeps the copy for the backward pass. A step has three phases, each of which frees its
-memory before the next: rollout, the passes of an update, and the optimiser's step. The table shows
-each; the largest decides.
+product and keeps the copy for the backward pass. A step has three phases: rollout, the passes of an
+update, and the optimiser's step. Each frees its memory before the next. The table shows each; the
+largest decides.
 
-Left out: a critic; a reward model; fragmentation and the CUDA context, for which `gpu_fit.USABLE`
-leaves room; models of unknown architecture (`siirl.preflight.model_shapes`), which have no table.
+Left out: a critic; a reward model; fragmentation and the CUDA context (`gpu_fit.USABLE` leaves room
+for them); models of unknown architecture (`siirl.preflight.model_shapes`), which have no table.
 """
 
 import dataclasses
@@ -41,9 +41,9 @@ class RankMemory:
     """Bytes of one rank's GPU by name, in the parts of a step."""
 
     held: Parts
-    """Throughout the step."""
+    """Bytes held throughout the step."""
     phases: tuple[tuple[str, Parts], ...]
-    """Bytes held in addition, by phase."""
+    """Additional bytes by phase."""
 
     @property
     def peak(self) -> tuple[str, float]:
@@ -55,7 +55,7 @@ class RankMemory:
 def rank_memory(
     config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None = None
 ) -> RankMemory | None:
-    """The table of a rank; None for a model whose shape is unknown. Of separate groups, the table
+    """The table of a rank; None for a model whose shape is unknown. With separate groups, the table
     of the rank that needs more.
 
     Args:
@@ -93,7 +93,7 @@ def model_shape(model: ModelArguments) -> ModelShape | None:
 
 @dataclass(frozen=True)
 class PolicyMemory:
-    """Memory of a policy on one rank: its weights and everything that is computed with them."""
+    """Memory of a policy on one rank: its weights and all data computed with them."""
 
     policy: ActorRolloutRefArguments
     shape: ModelShape
@@ -101,18 +101,18 @@ class PolicyMemory:
     episode_steps: int | None
     """Longest episode of a robot; None for text."""
     ranks: int
-    """That train."""
+    """Number of training ranks."""
     episodes: int
-    """Of a rollout rank at the same time."""
+    """Episodes of a rollout rank at the same time."""
     in_group: bool
-    """Whether FSDP2 trains, not a single process under autocast."""
+    """Whether training uses FSDP2 instead of a single process under autocast."""
     needs_reference: bool
     """Whether a KL to a reference has a weight."""
     rolls_out: bool = True
-    """Whether the ranks that train roll out too."""
+    """Whether the training ranks also roll out."""
 
     def table(self, *, encoder: float = 0.0) -> RankMemory:
-        """All parts of a rank that trains, with an encoder of `encoder` bytes."""
+        """All parts of a training rank, with an encoder of `encoder` bytes."""
         actor, shape = self.policy.actor, self.shape
         trained = self.adapters or shape.parameters
         sharing = actor.fsdp_size or self.ranks
@@ -152,8 +152,8 @@ class PolicyMemory:
         )
 
     def rollout_table(self, *, encoder: float) -> RankMemory:
-        """All parts of a rank that only rolls out: the acting weights, a second copy into which
-        new ones are written, and what it generates.
+        """All parts of a rank that only rolls out: the acting weights, a second copy that receives
+        new ones, and memory of generation.
         """
         size = self.computing.compute if self.in_group else self.base_bytes
         copies = 2.0 * size * self.shape.parameters
@@ -200,20 +200,20 @@ class PolicyMemory:
         return self.needs_reference and not below
 
     def acting_copy(self) -> float:
-        """Whole weights that act, where training shards them; vLLM's are in `generation`."""
+        """Whole acting weights if training shards them; vLLM's are in `generation`."""
         own = self.rolls_out and self.in_group and self.policy.rollout.name not in (VLLM, SERVER)
         return float(own * self.computing.compute * self.shape.parameters)
 
     def cast_weights(self) -> float:
-        """Weights that autocast has cast and the backward pass needs: of all blocks, or of the one
-        whose activations are computed again, and of what is beside the blocks.
+        """Cast weights that autocast keeps for the backward pass: of all blocks, or of the block
+        whose activations are being recomputed, and of the layers outside the blocks.
         """
         if self.in_group or not self.computing.casts:
             return 0.0
         shape, text = self.shape, self.text
         blocks = shape.parameters - shape.other_parameters
         kept = shape.largest_block if recomputes(self.policy.model, text=text) else blocks
-        # the head of a robot policy has few words
+        # the head of a robot policy has a small vocabulary
         products = sum(inputs * outputs for inputs, outputs in shape.other_linears)
         beside = shape.other_parameters if text else products
         return float(self.computing.compute * (kept + beside))
@@ -221,8 +221,9 @@ class PolicyMemory:
     def gathered(self) -> float:
         """Whole weights and gradients of FSDP2's units.
 
-        The weights are those beside the blocks throughout, and two blocks: the one at work and the
-        next. A block's gradients are held twice: as computed, and in float32 to be summed.
+        The weights are those outside the blocks, held throughout, and those of two blocks: the
+        current one and the next. A block's gradients are held twice: as computed, and in float32
+        for the sum.
         """
         compute = self.computing.compute
         if not self.in_group:
@@ -236,7 +237,9 @@ class PolicyMemory:
         return float(compute * units + (compute + 4) * gradients)
 
     def activations(self) -> float:
-        """Activations of a micro-batch: of every block, or the inputs of all and of one block."""
+        """Activations of a micro-batch: of every block; or, if recomputed, the inputs of all blocks
+        and the activations of one.
+        """
         computing = self.computing
         again = recomputes(self.policy.model, text=self.text)
         places, observations = self.places()
@@ -269,7 +272,7 @@ class PolicyMemory:
         return observations * places, observations
 
     def generation(self) -> Parts:
-        """Keys and values of text engines, and vLLM's weights, of which each GPU holds its part."""
+        """Keys and values of text engines, and vLLM's weights; each GPU holds its part."""
         rollout = self.policy.rollout
         if not self.rolls_out:
             return ()
@@ -285,7 +288,9 @@ class PolicyMemory:
 
     @property
     def sleeps(self) -> bool:
-        """Whether the engine's memory is free in training; siirl's own engine drops its cache."""
+        """Whether the engine frees its memory during training; siirl's own engine drops its
+        cache.
+        """
         rollout = self.policy.rollout
         return rollout.name != "vllm" or rollout.sleep
 
@@ -296,7 +301,7 @@ def compute_bytes(model: ModelArguments) -> int:
 
 
 def recomputes(model: ModelArguments, *, text: bool) -> bool:
-    """Whether the activations of blocks are computed again in the backward pass."""
+    """Whether the activations of blocks are recomputed in the backward pass."""
     return model.gradient_checkpointing if text else bool(model.options.get("recompute", True))
 
 
@@ -305,7 +310,7 @@ def _images(model: ModelArguments) -> int:
 
 
 def encoder_bytes(reward: RewardArguments) -> float:
-    """Weights of the video encoder, by default in bfloat16; while idle they are in host memory."""
+    """Weights of the video encoder, by default in bfloat16; they are in host memory while idle."""
     if not sizes.needs_video(reward) or reward.encoder_device == "cpu" or reward.encoder is None:
         return 0.0
     return _stored_bytes(reward.encoder) / (1 if reward.encoder_dtype == "float32" else 2)

@@ -13,7 +13,7 @@ from pathlib import Path
 from siirl.errors import ConfigError
 
 AUTO = "auto"
-TIMEOUT_S = 5.0  # a listener in the same data centre answers in milliseconds
+TIMEOUT_S = 5.0  # a server in the same data centre answers in milliseconds
 REMEDY = (
     "Start a cluster there (ray start --head), or leave cluster.address out to run on this machine."
 )

@@ -1,6 +1,6 @@
 """Checks of rollouts that cut episodes (`actor_rollout_ref.rollout.n_steps`) against other keys.
 
-`siirl.preflight.config_checks` reports these errors with its own.
+`siirl.preflight.config_checks` reports these errors along with its own.
 """
 
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ def segment_environment_problems(
     place = f"{N_STEPS}={rollout.n_steps}"
     if not spec.replayable:
         yield ConfigError(
-            f"{place} replays a running episode after an evaluation or from a checkpoint, and "
+            f"{place} replays a running episode after an evaluation or from a checkpoint, but "
             f"env={env.name} cannot be replayed (EnvSpec.replayable): leave it out."
         )
     if spec.num_agents > 1:
         yield ConfigError(
-            f"{place} follows one policy, and env={env.name} has {spec.num_agents} agents: "
+            f"{place} follows one policy, but env={env.name} has {spec.num_agents} agents: "
             "leave it out."
         )
 
@@ -51,30 +51,30 @@ def segment_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
         )
     if sizes.separate(config.dag) or config.trainer.max_staleness > 0:
         yield ConfigError(
-            f"{place} rolls out on the ranks that train, between two updates: leave dag.groups and "
+            f"{place} rolls out on the training ranks, between two updates: leave dag.groups and "
             "trainer.max_staleness out."
         )
     if config.reward.name not in OF_PARTS:
         yield ConfigError(
-            f"{place} rewards parts of episodes, and reward.name={config.reward.name} scores whole "
+            f"{place} rewards parts of episodes, but reward.name={config.reward.name} scores whole "
             "ones: take reward=return or reward=success."
         )
     if config.data.task_sampling == "learnable":
         yield ConfigError(
-            f"{place} has parts of episodes, and data.task_sampling=learnable counts successes of "
+            f"{place} has parts of episodes, but data.task_sampling=learnable counts successes of "
             "whole ones: leave it out."
         )
     environments, slots = _of_rank(config.data, config.env, ranks=sizes.ranks(config.trainer))
     if environments > slots:
         yield ConfigError(
             f"{place} keeps an episode running in each of data.train_batch_size="
-            f"{config.data.train_batch_size} environments, {environments} on a rank, which has "
-            f"{slots}: raise env.envs_per_server={config.env.envs_per_server} or "
+            f"{config.data.train_batch_size} environments: {environments} on a rank, but a rank "
+            f"has {slots}: raise env.envs_per_server={config.env.envs_per_server} or "
             f"env.num_servers={config.env.num_servers}."
         )
 
 
 def _of_rank(data: DataArguments, env: EnvArguments, *, ranks: int) -> tuple[int, int]:
-    """Environments that run on a rank, and those that the smallest rank has."""
+    """Number of environments that must run on a rank, and the number that the smallest rank has."""
     fewest = min(sizes.servers_of_rank(env, rank, ranks=ranks) for rank in range(ranks))
     return -(-data.train_batch_size // ranks), fewest * env.envs_per_server

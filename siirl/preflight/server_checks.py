@@ -16,7 +16,7 @@ from siirl.params.training_args import TrainingArguments
 
 ROLLOUT = "actor_rollout_ref.rollout"
 SERVER_KEY = f"{ROLLOUT}.server"
-ANSWERS_WITHIN_S = 20.0  # requests that need no weights
+ANSWERS_WITHIN_S = 20.0  # for requests that need no weights
 
 
 def server_problems(
@@ -34,13 +34,13 @@ def _of_settings(server: ServerArguments, trainer: TrainingArguments) -> Iterato
     ranks = sizes.ranks(trainer)
     if len(server.urls) != ranks:
         yield ConfigError(
-            f"{SERVER_KEY}.urls={list(server.urls)} names {len(server.urls)} servers, and the job "
-            f"has {ranks} rank{'s' * (ranks != 1)}: name one for each. "
-            "docs/inference_server.md has the command that starts vLLM."
+            f"{SERVER_KEY}.urls={list(server.urls)} names {len(server.urls)} servers, but the job "
+            f"has {ranks} rank{'s' * (ranks != 1)}: name one for each. docs/inference_server.md "
+            "has the command that starts vLLM."
         )
     if trainer.deterministic:
         yield ConfigError(
-            f"{ROLLOUT}.name=server batches by arrival time, and trainer.deterministic=true: take "
+            f"{ROLLOUT}.name=server batches by arrival time, but trainer.deterministic=true: take "
             "rollout=hf."
         )
     for url in server.urls:
@@ -95,7 +95,7 @@ def _of_folder(server: ServerArguments) -> Iterator[SiirlError]:
     remote = [url for url in server.urls if not is_loopback(url)]
     if server.weights_folder is None and remote:
         yield ConfigError(
-            f"{SERVER_KEY}.urls has {remote[0]}, which may be another machine, and "
+            f"{SERVER_KEY}.urls has {remote[0]}, which may be another machine, but "
             f"{SERVER_KEY}.weights_folder=null is memory of this one: name a folder that both "
             "machines mount at the same path, or set weights=collective."
         )

@@ -1,9 +1,9 @@
-"""Rows without a grade: refused if the reward is the environment's grade, else used without
+"""Rows without a grade: refused if the reward is the environment's grade, otherwise used without
 success.
 
 An environment grades an answer by its row's ground truth. It cannot grade rows without ground truth
-or with a style that needs a judge. A run with its own reward function uses such rows all the same;
-their success stays unknown.
+or with a style that needs a judge. A run with a custom reward function still uses such rows; their
+success stays unknown.
 """
 
 import inspect
@@ -69,17 +69,17 @@ def grading_problems(
     part = grade_of_every_row(reward, custom)
     if part is not None:
         yield ConfigError(
-            f"{asked}, and {part} is its grade: give your own reward function "
+            f"{asked}, but {part} is its grade: give your own reward function "
             "(custom_reward_function), or false."
         )
     if band.metric == "success":
         yield ConfigError(
-            f"{asked}, and algorithm.filter.metric=success compares its grades: take score, or "
+            f"{asked}, but algorithm.filter.metric=success compares its grades: take score, or "
             f"env.kwargs.{UNGRADED}=false."
         )
     if (band.success_low, band.success_high) != (0.0, 1.0):
         yield ConfigError(
-            f"{asked}, and algorithm.filter.success_low={band.success_low}, "
-            f"success_high={band.success_high} need its grades: leave them "
-            f"out, or set env.kwargs.{UNGRADED}=false."
+            f"{asked}, but algorithm.filter.success_low={band.success_low}, "
+            f"success_high={band.success_high} need its grades: leave them out, or set "
+            f"env.kwargs.{UNGRADED}=false."
         )
