@@ -168,7 +168,7 @@ def of_row(read: Any, entry: Mapping[str, Any], *, path: Path, place: str) -> An
     try:
         return read(entry)
     except ValueError as error:
-        raise ValueError(f"{path}, {place}: {error}. Correct the row, or take it out.") from error
+        raise ValueError(f"{path}, {place}: {error}. Correct or remove the row.") from error
 
 
 def error_of_length(path: Path, place: str) -> ValueError:

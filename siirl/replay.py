@@ -1,6 +1,6 @@
-"""`siirl replay RUN_FOLDER [UID]`: simulates and films a recorded episode again.
+"""`siirl replay RUN_FOLDER [UID]`: simulates a recorded episode again and records a video.
 
-    # the episodes that were recorded
+    # lists the recorded episodes
     siirl replay outputs/run/TIME
     siirl replay outputs/run/TIME val-000000-sampled-000003 --size 512 --every 1
     siirl replay outputs/run/TIME 000004-00000037-000 env.render_quality=full
@@ -9,10 +9,10 @@
     # every recorded success as a LeRobot data set, with an observation for each step
     siirl replay outputs/run/TIME --lerobot my_dataset
 
-It records every frame, in a larger size or from another camera. The run has written seed and
-actions next to the video, so no policy or checkpoint is needed. Overrides that change the physics
-change the episode. Exit status: 0 the episode ended as recorded, 1 it ended differently (its video
-is written), 2 nothing to play. Left out: episodes that the run did not record
+The video may have every frame, a larger size or another camera. The run has saved seed and actions
+next to its video, so no policy or checkpoint is needed. Overrides that change the physics change
+the episode. Exit status: 0 the episode ended as recorded, 1 it ended differently (its video is
+written), 2 there is nothing to play. Left out: episodes that the run did not record
 (trainer.record_episodes, trainer.record_val_episodes).
 """
 
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "overrides",
         nargs="*",
-        default=[],  # without one, argparse calls it required
+        default=[],  # without a default, argparse calls it required
         help="as for siirl.train, for example env.render_quality=full",
     )
     parser.add_argument("--every", type=integer, help="environment steps between two frames (1)")
@@ -148,7 +148,7 @@ def _check_read(flags: argparse.Namespace) -> None:
     of_data_set = [name for name in ("lerobot_version", "fps") if name in given]
     if flags.lerobot is not None and of_film:
         raise ConfigError(
-            f"--{of_film[0]} {given[of_film[0]]} is read for a film, and --lerobot writes a data "
+            f"--{of_film[0]} {given[of_film[0]]} is read for a video, but --lerobot writes a data "
             "set: leave one of them out."
         )
     if flags.lerobot is None and of_data_set:
@@ -158,7 +158,7 @@ def _check_read(flags: argparse.Namespace) -> None:
         )
     if flags.lerobot is None and flags.uid is None and of_film:
         raise ConfigError(
-            f"--{of_film[0]} {given[of_film[0]]} is read for the film of an episode: name its UID "
+            f"--{of_film[0]} {given[of_film[0]]} is read for the video of an episode: name its UID "
             f"after {flags.folder}."
         )
 
@@ -273,14 +273,14 @@ def recording_of(folder: Path, row: Row) -> tuple[NDArray[Any], dict[str, Any]]:
     file = (folder / VIDEOS_FOLDER / row["video"]).with_suffix(".json")
     if not file.is_file():
         raise MissingAssetError(
-            f"The actions are missing of episode {row['uid']} ({file}): the run wrote only its "
+            f"The actions of episode {row['uid']} are missing ({file}): the run wrote only its "
             "video."
         )
     recording = read_object(file, remedy=ANOTHER)
-    options = recording.get("options", {})  # siirl 0.1 kept no options
+    options = recording.get("options", {})  # siirl 0.1 did not save options
     try:
         actions = np.asarray(recording.get("actions"))
-    except ValueError:  # of different lengths
+    except ValueError:  # rows of different lengths
         actions = np.asarray(None)
     if actions.dtype.kind not in "if" or not actions.ndim or not isinstance(options, dict):
         raise CheckpointError(

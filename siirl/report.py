@@ -12,7 +12,7 @@
     siirl report outputs/run/TIME --rollouts --failures
     siirl report outputs/run/TIME --rollouts --step 40 --kind val --count 3
 
-A run rewrites report.html at intervals; this command makes it once more, also during a run.
+A run rewrites report.html at intervals; this command writes it again, also during a run.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def _run(flags: argparse.Namespace) -> None:
 
 
 def _place(flags: argparse.Namespace) -> str:
-    """Where the chosen result is written."""
+    """Destination of the chosen result."""
     if flags.export is not None:
         return f"--export {flags.export}"
     return f"RUN={flags.folders[0]}" if flags.output is None else f"--output {flags.output}"

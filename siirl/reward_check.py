@@ -1,14 +1,14 @@
-"""`siirl reward-check checkpoint=… reward=…`: does a reward rank a policy's failures?
+"""`siirl reward-check checkpoint=… reward=…`: checks whether a reward ranks a policy's failures.
 
     siirl reward-check checkpoint=my_policy env=metaworld reward=video_value
     siirl reward-check checkpoint=outputs/run/TIME
 
-Plays groups of rollouts from held-out start states and scores them step by step, as training would.
-Prints, for each task, how many groups the reward ranks, its rank correlation with the true distance
-where the environment reports one, and its rewards for videos that achieve nothing.
+It plays groups of rollouts from held-out start states and scores them step by step, as in training.
+For each task it prints the number of groups that the reward ranks, its rank correlation with the
+true distance if the environment reports one, and its rewards for videos that achieve nothing.
 
-A run's configuration, with its reward, becomes the default. Two steps before the measured ones
-fill the reward's memory. Results go to `reward_check.json` in a new run folder.
+A run's configuration, with its reward, becomes the default. Two steps fill the reward's memory
+before the measured ones. Results go to `reward_check.json` in a new run folder.
 
 Exit status: 1 failed, 2 refused, 130, 143 or 129 when a signal ends it.
 """

@@ -1,4 +1,4 @@
-"""`siirl serve env=…`: serves an environment by OpenEnv's protocol.
+"""`siirl serve env=…`: serves an environment over OpenEnv's protocol.
 
     siirl serve env=metaworld port=8000
     siirl serve env=sandbox port=8000 sessions=16 token_file=my_token
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from siirl.params.env_args import EnvArguments
 
 WORDS: Mapping[str, Word] = {
-    "port": Word("8000", "TCP port; 0 takes a free one"),
+    "port": Word("8000", "TCP port; 0 chooses a free one"),
     "host": Word(
         "127.0.0.1",
-        "address to listen at: this machine alone. Another one exposes the server to the network, "
-        "without encryption",
+        "address to listen at, by default only this machine. Another address exposes the server to "
+        "the network, without encryption",
     ),
-    "sessions": Word("4", "clients at once; a further one gets an error"),
+    "sessions": Word("4", "number of clients at once; a further client gets an error"),
     "token_file": Word(
         "",
-        "file with the token that clients must send; made if it does not exist. By default below "
-        "the cache folder ($SIIRL_CACHE, or ~/.cache/siirl)",
+        "file with the token that clients must send; created if it does not exist. By default "
+        "below the cache folder ($SIIRL_CACHE, or ~/.cache/siirl)",
         "FILE",
     ),
     "max_message_mib": Word("4", "largest message of a client, in MiB"),
@@ -169,10 +169,10 @@ async def _answer(
 
 
 def check_address(host: str, port: int) -> None:
-    """Bind the address and give it back: the environment, which takes long to start, comes later.
+    """Bind the address and release it, before the environment starts, which takes long.
 
     Raises:
-        ConfigError: It is taken, belongs to another machine, or needs rights.
+        ConfigError: It is taken, belongs to another machine, or needs privileges.
     """
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
@@ -187,7 +187,7 @@ def check_address(host: str, port: int) -> None:
 
 def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
     return ConfigError(
-        f"Cannot listen at host={host} port={port} ({error}): take an address of this machine, "
+        f"Cannot listen at host={host} port={port} ({error}): use an address of this machine, "
         "for example host=127.0.0.1, and a free port above 1023, or port=0."
     )
 
@@ -222,7 +222,7 @@ def _read_token(file: Path) -> str:
     if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
         raise ConfigError(
             f"token_file={file} holds no token of at least {SHORTEST_TOKEN} visible characters: "
-            "name another file. A missing one is made."
+            "name another file. A missing file is created."
         )
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
@@ -246,7 +246,7 @@ def _greeting(settings: ServerSettings, env: "EnvArguments", spec: "EnvSpec", po
     if settings.host not in LOOPBACK:
         lines.append(
             "warning: other machines can reach this address, and the token and all messages "
-            "travel without encryption: use it in a trusted network only."
+            "travel without encryption: use it only in a trusted network."
         )
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """Stack traces of processes that may hang, on request: files below `<run folder>/stacks/`.
 
 `faulthandler` writes one file per process from a signal's C handler, so a process reports its
-stacks even while its code holds the interpreter lock. A stopped process is continued for it. An
+stacks even while its code holds the interpreter lock. A stopped process is continued for this. An
 environment variable holds the folder. Left out: processes without Python.
 """
 
@@ -61,7 +61,7 @@ def remove_empty(folder: Path) -> None:
 
 
 def _handles_it(pid: int) -> bool:
-    """Whether the registered process is alive; the signal would end another one with its id."""
+    """Whether the registered process is alive; the signal would end another process with its id."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,9 +1,10 @@
-"""`siirl train [group=option ...] [key=value ...]`: read, check, print the plan, run.
+"""`siirl train [group=option ...] [key=value ...]`: reads and checks the configuration, prints the
+plan, and runs.
 
-`--help` lists the options. Everything that can be refused is refused before a process starts, with
-all known reasons together. Exit status: 0 done, 1 the run failed, 2 the configuration cannot work,
-128 + the signal's number if interrupted: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP (siirl.interrupts),
-141 if its output is closed.
+`--help` lists the options. Invalid jobs are refused before a process starts, with all known reasons
+at once. Exit status: 0 done, 1 the run failed, 2 the configuration cannot work, 128 + the signal's
+number if interrupted: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP (siirl.interrupts), 141 if its output is
+closed.
 Left out: the run itself (siirl.dag_worker).
 """
 

@@ -1,7 +1,7 @@
-"""Numbers that a user's code returned: scores, metrics, parts of a reward.
+"""Converts numbers returned by user code: scores, metrics, parts of a reward.
 
-They may be of Python, numpy or torch. This module imports neither numpy nor torch, because every
-process of a reward function imports it.
+They may be Python, numpy or torch numbers. This module imports neither numpy nor torch, because
+every process of a reward function imports it.
 """
 
 import math
@@ -15,7 +15,7 @@ def as_float(value: Any) -> float | None:
     Integers beyond the range of floats become infinite.
     """
     try:
-        # of a tensor, an array or a number of numpy: the same number of Python
+        # converts a tensor, an array or a numpy number to the equal Python number
         number = value.item() if hasattr(value, "item") else value
         return float(number) if isinstance(number, SupportsFloat) else None
     except OverflowError:

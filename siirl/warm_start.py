@@ -4,11 +4,11 @@
     siirl warm-start --output my_policy env=libero --lerobot hf://OWNER/DATASET
     siirl warm-start --output my_model env=math env.tasks='[sums-3]'
 
-VLA policies learn from demonstrations of scripted experts or of a LeRobot data set, language models
-from answers.
-Environment and policy come from the same configuration as training (`env=`, `model=`,
-`trainer.seed`, `trainer.blind`); settings of the warm start are flags. Deterministic for a seed. If
-the start is too good for RL to improve, use fewer demonstrations and updates.
+VLA policies learn from demonstrations (scripted experts or a LeRobot data set), language models
+from answers. Environment and policy come from the same configuration as in training (`env=`,
+`model=`, `trainer.seed`, `trainer.blind`); settings of the warm start are flags. The result is
+deterministic for a seed. If the start is too good for RL to improve, use fewer demonstrations and
+updates.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def _run(flags: argparse.Namespace, command: str) -> None:
 
 
 def check_places(flags: argparse.Namespace) -> None:
-    """Check that the output folder is writable before the work; leaves nothing there.
+    """Check before the work that the output folder is writable; leaves no file there.
 
     Raises:
         ConfigError: The place is not writable.
@@ -102,8 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         type=demonstrations_wanted,
         default=[],
         metavar="[TASK=]N",
-        help="successful expert episodes of each task (2; 12 for env=libero), or of one; may be "
-        "repeated",
+        help="successful expert episodes of each task (2; 12 for env=libero), or of one task; may "
+        "be repeated",
     )
     parser.add_argument(
         "--noise",
@@ -114,15 +114,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target-noise",
         type=number,
-        help="robots: deviation of the noise on the actions that are cloned, in halves of their "
-        "range (0.25 for env=metaworld, else 0): the policy then acts around the demonstrated "
-        "actions, and rollouts of one start state end differently (docs/learning.md)",
+        help="robots: deviation of the noise on the cloned actions, in units of half their range "
+        "(0.25 for env=metaworld, else 0): the policy then acts around the demonstrated "
+        "actions, and rollouts from one start state end differently (docs/learning.md)",
     )
     parser.add_argument(
         "--updates",
         type=whole_number,
-        help="maximum optimizer steps; more give a better start (robots 300, env=libero 500, text "
-        "700 a task)",
+        help="maximum number of optimiser steps; more give a better start (robots 300, env=libero "
+        "500, text 700 per task)",
     )
     parser.add_argument(
         "--batch-rows",
@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stop-at",
         type=number,
-        help="text: stop at this share of right answers to each task (0.4); above 1: never",
+        help="text: stop when every task has this share of right answers (0.4); above 1: never",
     )
     parser.add_argument(
         "--fit-proprioception",
@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
-    """Where demonstrations come from and go to."""
+    """Add flags for the source and the destination of demonstrations."""
     parser.add_argument(
         "--clips",
         type=path_flag,
@@ -172,7 +172,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lerobot-cameras",
         metavar="NAME,NAME",
-        help="its cameras in the environment's order; by default the first ones",
+        help="cameras of the data set, in the environment's order; by default the first ones",
     )
 
 
@@ -199,7 +199,7 @@ def number(text: str) -> float:
 
 
 def learning_rate(text: str) -> float:
-    """A number above 0 at which an update still changes weights of float32 by finite numbers."""
+    """A number above 0 that changes float32 weights by finite numbers."""
     value = real(text)
     if not 0 < value <= LARGEST_RATE:
         raise argparse.ArgumentTypeError(

@@ -205,7 +205,7 @@ def test_the_flags_of_training_are_those_of_its_command_line() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "siirl: Which shell? Type: siirl completion bash, zsh or fish.\n"),
+        ([], "siirl: No shell given. Type: siirl completion bash, zsh or fish.\n"),
         (["bahs"], "siirl: Unknown shell 'bahs'. Did you mean 'bash'? Known: bash, fish, zsh.\n"),
     ],
 )

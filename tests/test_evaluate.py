@@ -219,7 +219,7 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
         ),
         (
             ("checkpoint=assets/tiny_lm", "env=metaworld", "cluster=local"),
-            "config.json describes a qwen3 of transformers, no policy of a robot",
+            "config.json describes a qwen3 of transformers, not a robot policy",
         ),
         (
             ("checkpoint=assets/tiny_vla", *CARTPOLE, "resume=no/where"),

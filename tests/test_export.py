@@ -389,8 +389,8 @@ def test_an_exported_lerobot_policy_has_its_files_and_names_with_adapters_merged
     ("flag", "value", "sentence"),
     [
         ("--file-gb", "1e300", "1e300 must be a number above 0, at most 1e+06"),
-        ("--license", "", "'' is no identifier such as apache-2.0"),
-        ("--license", "mit\ntags: [x]", "is no identifier such as apache-2.0"),
+        ("--license", "", "'' is not an identifier such as apache-2.0"),
+        ("--license", "mit\ntags: [x]", "is not an identifier such as apache-2.0"),
         ("--output", "", "argument --output: is empty: name a file or folder."),
     ],
 )

@@ -178,7 +178,7 @@ def test_without_a_uid_the_recorded_episodes_are_listed(
         (("--output", "no/where/again.mp4"), "--output no/where/again.mp4: there is no folder"),
         (("--fps", "5"), "--fps 5 is read for a LeRobot data set: add --lerobot FOLDER."),
         (("--lerobot-version", "v2.1"), "--lerobot-version v2.1 is read for a LeRobot data set"),
-        (("--lerobot", "out", "--every", "2"), "--every 2 is read for a film, and --lerobot"),
+        (("--lerobot", "out", "--every", "2"), "--every 2 is read for a video, but --lerobot"),
     ],
 )
 def test_impossible_frames_are_refused_before_anything_is_simulated(
@@ -195,7 +195,9 @@ def test_a_flag_of_a_film_needs_an_episode(
     run = recorded_run(tmp_path / "run", [0.0], success=False)
     assert main([str(run), *flags]) == 2
     told = capsys.readouterr().err
-    assert f"{' '.join(flags)} is read for the film of an episode: name its UID after {run}" in told
+    assert (
+        f"{' '.join(flags)} is read for the video of an episode: name its UID after {run}" in told
+    )
 
 
 def test_a_video_that_cannot_be_written_is_reported(

@@ -108,7 +108,10 @@ def test_one_command_makes_a_model_for_the_users_tasks(tmp_path, capsys):
     [
         (("env=tools", "env.kwargs.announce=true"), "set env.kwargs.announce=false"),
         (("env=math", "env.tasks=[countdown-7]"), "must end in a size from 2 to 6"),
-        (("env=math", "model=tiny_vla"), "policy=tiny_vla acts as a robot does, and env.name=math"),
+        (
+            ("env=math", "model=tiny_vla"),
+            "policy=tiny_vla outputs robot actions, but env.name=math",
+        ),
         (("env=math", "actor_rollout_ref.model.options={bins: 3}"), "fits no TinyLMShape"),
     ],
 )

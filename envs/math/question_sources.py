@@ -102,7 +102,7 @@ class FileQuestions:
         except ValueError as error:
             place = _open(self._files[file], self._fingerprints[file]).place(row_number)
             raise ValueError(
-                f"{self._files[file]}, {place}: {error}. Correct the row, or take it out."
+                f"{self._files[file]}, {place}: {error}. Correct or remove the row."
             ) from error
 
 

@@ -165,10 +165,10 @@ def _row(
         return convert(json_object(line, place=place))
     except KeyError as error:
         raise ValueError(
-            f"{place}: column {error} is missing. Correct the row, or take it out."
+            f"{place}: column {error} is missing. Correct or remove the row."
         ) from error
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{place}: {error}. Correct the row, or take it out.") from error
+        raise ValueError(f"{place}: {error}. Correct or remove the row.") from error
 
 
 def _apps_row(entry: Mapping[str, Any]) -> PromptRow:

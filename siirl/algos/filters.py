@@ -38,7 +38,7 @@ def success_band_keep(
     high: float,
     spared_B: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Keep groups whose share of successes lies in [low, high]: neither always failed nor always solved.
+    """Keep groups whose share of successes lies in [low, high]: neither hopeless nor solved.
 
     Args:
         success_B: Bool.

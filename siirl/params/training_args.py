@@ -212,9 +212,10 @@ class SiiRLArguments:
     agents: dict[Any, Any] = field(
         default_factory=dict,
         metadata=described(
-            "Keys and groups of each agent group over those of the run: {0: {}, 1: {env: math, "
-            "actor_rollout_ref: {actor: {optim: {lr: 1e-4}}}}}; {1: {shares: 0}} takes the "
-            "weights of group 0 (docs/graphs.md). Nodes choose by agent_group.",
+            "Keys and groups of each agent group that override those of the run: "
+            "{0: {}, 1: {env: math, actor_rollout_ref: {actor: {optim: {lr: 1e-4}}}}}; "
+            "{1: {shares: 0}} shares the weights of group 0 (docs/graphs.md). Nodes choose by "
+            "agent_group.",
             why="one policy",
         ),
     )

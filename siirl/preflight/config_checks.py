@@ -137,13 +137,13 @@ def _algorithm(
         )
     if algorithm.pass_k is not None and algorithm.pass_k > group_size:
         yield ConfigError(
-            f"algorithm.pass_k={algorithm.pass_k} is more than {ROLLOUT}.n={group_size}: take at "
+            f"algorithm.pass_k={algorithm.pass_k} is more than {ROLLOUT}.n={group_size}: use at "
             "most the group size."
         )
     if dag.shipped_graph == "embodied_srpo" and band.name == "zero_variance":
         yield ConfigError(
             "algorithm.filter.name=zero_variance compares the rewards of a group, but "
-            "pipeline=embodied_srpo filters before it computes rewards: take success_band or "
+            "pipeline=embodied_srpo filters before it computes rewards: use success_band or "
             "truncation, or leave it out, since its own rule drops groups with identical rewards."
         )
 
@@ -269,7 +269,7 @@ def _processes(cluster: ClusterArguments, trainer: TrainingArguments) -> Iterato
         yield ConfigError(
             "cluster=local runs in one process, which is one rank, not trainer.nnodes x "
             f"trainer.n_gpus_per_node = {sizes.ranks(trainer)}: "
-            "take cluster=ray, or one rank."
+            "use cluster=ray, or one rank."
         )
     if cluster.mode == "local" and cluster.address is not None:
         yield ConfigError(
@@ -309,7 +309,7 @@ def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[str]:
     if actor.use_kl_loss and actor.kl_loss_type == KL_WITHOUT_GRADIENT:
         yield (
             f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has a gradient of mean zero as a loss "
-            "and only adds noise: take k3 or k1+."
+            "and only adds noise: use k3 or k1+."
         )
     algorithm = config.algorithm
     if (

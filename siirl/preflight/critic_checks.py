@@ -61,7 +61,7 @@ def estimator_problems(
         if pipeline != wanted:
             yield ConfigError(
                 f"algorithm.adv_estimator={estimator} needs {in_words}, which pipeline={pipeline} "
-                f"does not provide: take pipeline={wanted}, or set dag.custom_pipeline_fn to your "
+                f"does not provide: use pipeline={wanted}, or set dag.custom_pipeline_fn to your "
                 "own graph that provides it."
             )
     for column, (provider, in_words) in PROVIDED.items():

@@ -68,7 +68,7 @@ def _reward_of(
     cause = f"pipeline={SRPO}" if srpo else f"reward.name={name}"
     env = f"env={environment.name}" + (f" env.id={environment.id}" if environment.id else "")
     other_graph = "" if dag.own_graph else "pipeline=grpo "
-    remedy = f"take {other_graph}reward={'success' if spec.reports_success else 'return'}"
+    remedy = f"use {other_graph}reward={'success' if spec.reports_success else 'return'}"
     if not spec.renders and sizes.needs_video(reward):
         own = ", or reward.encoder=null" if is_reference(name) else ""
         yield ConfigError(f"{cause} compares videos, but {env} cannot be rendered: {remedy}{own}.")
@@ -202,13 +202,13 @@ def _of_engine(
     if rollout.mode == "async" and rollout.name != VLLM and not sizes.separate(dag):
         yield ConfigError(
             f"{ROLLOUT}.mode=async rolls out during training, but ranks are colocated: set "
-            "dag.groups={rollout: 1, train: 1} and trainer.max_staleness=1, or take rollout=vllm, "
+            "dag.groups={rollout: 1, train: 1} and trainer.max_staleness=1, or use rollout=vllm, "
             "which generates in a separate process."
         )
     if rollout.name == VLLM and rollout.mode != "async" and ranks > 1:
         yield ConfigError(
             f"{ROLLOUT}.mode=sync runs vLLM in the rank's process, where {ranks} ranks already "
-            "have a process group: take mode=async."
+            "have a process group: use mode=async."
         )
     if rollout.mode == "async" and trainer.deterministic:
         yield ConfigError(
@@ -235,5 +235,5 @@ def _of_robots(
     if reward.name == REWARD_MODEL:
         yield ConfigError(
             f"reward.name={REWARD_MODEL} is a text classifier, but {env} is not a text "
-            "environment: take reward=success, return or srpo."
+            "environment: use reward=success, return or srpo."
         )

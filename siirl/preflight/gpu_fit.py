@@ -111,7 +111,7 @@ def _remedy(
         if _fits(changed(config, together), spec, shape=shape, gpu_bytes=gpu_bytes):
             return f"These settings fit: {_words(together)}."
     even = f"Not even {_words(together)} makes it fit: " if together else ""
-    return f"{even}take a smaller model, or GPUs with more memory."
+    return f"{even}use a smaller model, or GPUs with more memory."
 
 
 def _settings(config: SiiRLArguments, *, text: bool, shape: ModelShape | None) -> Iterator[Setting]:

@@ -53,7 +53,7 @@ def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:
     if config.cluster.mode == "local":
         yield ConfigError(
             "dag.groups runs rollouts and training in separate processes, but cluster=local is one "
-            "process: take cluster=ray."
+            "process: use cluster=ray."
         )
     if rollout.name in (VLLM, SERVER):
         yield ConfigError(

@@ -123,7 +123,7 @@ has_functions = part_is(lambda name: name not in TEXT_REWARDS)
 
 CRITIC = Reader(
     in_pipelines("ppo"),
-    f"only with a critic, but pipeline={dag.pipeline} has none: take pipeline=ppo, or leave it out.",
+    "only with a critic, but pipeline={dag.pipeline} has none: use pipeline=ppo, or leave it out.",
 )
 
 

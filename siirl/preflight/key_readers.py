@@ -102,7 +102,7 @@ ROWS: tuple[Row, ...] = (
         ("metric", "max_refills"),
         Reader(
             in_pipelines("dapo"),
-            f"by DAPO's dynamic sampling, but pipeline={dag.pipeline} has none: take "
+            "by DAPO's dynamic sampling, but pipeline={dag.pipeline} has none: take "
             "pipeline=dapo, or leave it out.",
         ),
     ),
@@ -170,7 +170,7 @@ ROWS: tuple[Row, ...] = (
         ("path", "micro_batch_size", "trust_remote_code"),
         Reader(
             asks_a_model,
-            f"with reward.name=model, but it is {reward.name}: set it to model, or leave this key "
+            "with reward.name=model, but it is {reward.name}: set it to model, or leave this key "
             "out.",
         ),
     ),
@@ -215,7 +215,7 @@ ROWS: tuple[Row, ...] = (
         ),
         Reader(
             lambda config: sizes.needs_video(config.reward),
-            f"by rewards that compare videos, but reward.name={reward.name} uses none: leave it "
+            "by rewards that compare videos, but reward.name={reward.name} uses none: leave it "
             "out.",
         ),
     ),
@@ -226,7 +226,7 @@ ROWS: tuple[Row, ...] = (
         ("num_workers",),
         Reader(
             negated(has_value("reward.manager", "naive")),
-            "by reward.manager=parallel and dapo: take one of these, or leave it out.",
+            "by reward.manager=parallel and dapo: use one of these, or leave it out.",
         ),
     ),
     (

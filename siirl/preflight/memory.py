@@ -217,7 +217,7 @@ REMEDIES = {
     "offloaded": "set actor_rollout_ref.actor.offload_optimizer and actor_rollout_ref.ref.offload "
     "to false",
     "images": "lower data.train_batch_size or actor_rollout_ref.rollout.n",
-    "policy": "take a smaller model, or train adapters (actor_rollout_ref.model.lora.rank)",
+    "policy": "use a smaller model, or train adapters (actor_rollout_ref.model.lora.rank)",
 }
 """Remedies for a part of the memory, by a word in its name; otherwise LESS_SIMULATION."""
 

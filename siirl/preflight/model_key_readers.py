@@ -24,17 +24,17 @@ from siirl.preflight.key_conditions import (
 LORA, EMBODIED = "actor_rollout_ref.model.lora", "actor_rollout_ref.embodied"
 VLLM = Reader(
     has_value(f"{ROLLOUT}.name", "vllm"),
-    f"by rollout=vllm, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=vllm, or leave it "
+    f"by rollout=vllm, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: use rollout=vllm, or leave it "
     "out.",
 )
 OTHER_WEIGHTS = Reader(
     has_value(f"{ROLLOUT}.name", "vllm", "server"),
-    f"by rollout=vllm and rollout=server, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take one of "
+    f"by rollout=vllm and rollout=server, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: use one of "
     "them, or leave it out.",
 )
 SERVERS = Reader(
     has_value(f"{ROLLOUT}.name", "server"),
-    f"by rollout=server, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=server, or leave "
+    f"by rollout=server, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: use rollout=server, or leave "
     "it out.",
 )
 
@@ -134,7 +134,7 @@ MODEL_ROWS: tuple[Row, ...] = (
         ("weights_folder",),
         Reader(
             has_value(f"{ROLLOUT}.server.weights", "folder"),
-            f"with {ROLLOUT}.server.weights=folder: take that, or leave it out.",
+            f"with {ROLLOUT}.server.weights=folder: use that, or leave it out.",
         ),
     ),
     (
@@ -166,7 +166,7 @@ MODEL_ROWS: tuple[Row, ...] = (
         Reader(
             negated(has_value("actor_rollout_ref.model.policy", *PADDED)),
             "by policies that draw numbers only for executed actions; "
-            f"model={actor_rollout_ref.model.policy} also draws numbers for padding, in another "
+            "model={actor_rollout_ref.model.policy} also draws numbers for padding, in another "
             "order: leave it out.",
         ),
     ),

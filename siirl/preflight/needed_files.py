@@ -39,7 +39,7 @@ def file_problems(config: SiiRLArguments) -> list[SiirlError]:
 def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
     model, reference = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
     look = _language_model_folder if model.policy == LANGUAGE_MODEL else _policy_folder
-    new = "take model=tiny_lm" if model.policy == LANGUAGE_MODEL else "null for new weights"
+    new = "use model=tiny_lm" if model.policy == LANGUAGE_MODEL else "null for new weights"
     problems = list(look(model.path, place="actor_rollout_ref.model.path", otherwise=new))
     if sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm):
         problems += look(reference.path, place="actor_rollout_ref.ref.path", otherwise=OWN_START)

@@ -57,7 +57,7 @@ def segment_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     if config.reward.name not in OF_PARTS:
         yield ConfigError(
             f"{place} rewards parts of episodes, but reward.name={config.reward.name} scores whole "
-            "ones: take reward=return or reward=success."
+            "ones: use reward=return or reward=success."
         )
     if config.data.task_sampling == "learnable":
         yield ConfigError(

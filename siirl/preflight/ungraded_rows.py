@@ -74,7 +74,7 @@ def grading_problems(
         )
     if band.metric == "success":
         yield ConfigError(
-            f"{asked}, but algorithm.filter.metric=success compares its grades: take score, or "
+            f"{asked}, but algorithm.filter.metric=success compares its grades: use score, or "
             f"env.kwargs.{UNGRADED}=false."
         )
     if (band.success_low, band.success_high) != (0.0, 1.0):

@@ -2,8 +2,9 @@
 
 A key counts as set if the command line names it (unless its value is a default that turns a feature
 off: null, false, 0, empty), or if a file gives it a value that is neither its default nor a shipped
-group's. So defaults of groups do not count, and a run's config.yaml, which names every key, can be
-read again. Left out: the condition under which a key is read (`siirl.preflight.key_readers`).
+group's. Defaults of groups therefore do not count, and a run's config.yaml, which names every key,
+can be read again. Left out: the condition under which a key is read
+(`siirl.preflight.key_readers`).
 """
 
 from collections.abc import Collection
@@ -17,7 +18,7 @@ from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.key_readers import READERS, ROBOTS_ONLY
 
 OF_GENERATORS = frozenset({"wording", "num_tests"})
-"""Keys of `env.kwargs` that say how an environment generates questions."""
+"""Keys of `env.kwargs` that control how an environment generates questions."""
 
 
 def unread_problems(config: SiiRLArguments, *, named: Collection[str] = ()) -> list[SiirlError]:
@@ -52,7 +53,7 @@ def unread_keys(
 
 
 class SetKeys:
-    """Keys of a job that the user set, and the reason of those that nothing reads.
+    """Keys of a job that the user set, and why unread ones are unread.
 
     Args:
         config: The job.
@@ -64,7 +65,7 @@ class SetKeys:
         self.keys = [key for key in keys_of(SiiRLArguments) if self._is_set(key, named)]
 
     def unread_of_both(self) -> dict[str, SiirlError]:
-        """Unread keys that both domains have, by their place."""
+        """Unread keys of both domains, by their place."""
         found: dict[str, SiirlError] = {}
         for key in self.keys:
             if not _of_one_domain(key) and (error := self._unread(key)):
@@ -83,7 +84,7 @@ class SetKeys:
         return found
 
     def _of_generators(self) -> dict[str, SiirlError]:
-        """Set arguments of the environment's generators, where files have the questions."""
+        """Arguments set for the environment's generators although the questions come from files."""
         env = self.config.env
         files = "data.train_files" if self.config.data.train_files else "env.kwargs.files"
         given = self.config.data.train_files or env.kwargs.get("files")
@@ -94,8 +95,8 @@ class SetKeys:
             place, value = f"env.kwargs.{name}", env.kwargs[name]
             if place in self.named or value not in compose.shipped_values().get(place, ()):
                 found[place] = ConfigError(
-                    f"{place}={as_text(value)} is read by generators of questions, and here "
-                    f"{files} has the questions: leave one of the two out."
+                    f"{place}={as_text(value)} is read by generators of questions, but here the "
+                    f"questions come from {files}: leave one of the two out."
                 )
         return found
 
@@ -118,13 +119,13 @@ class SetKeys:
         env, setting = f"env={self.config.env.name}", self._setting(key)
         if key.metadata["text_only"] and not text:
             return ConfigError(
-                f"{setting} is read by text jobs only, and {env} is not a text environment: "
+                f"{setting} is read by text jobs only, but {env} is not a text environment: "
                 f"{key.metadata['text_only']}. Leave it out."
             )
         # 0 videos is harmless in a text job
         if key.place in ROBOTS_ONLY and text and value_of(self.config, key.place) != 0:
             return ConfigError(
-                f"{setting} is read by robot jobs only, and {env} is text: "
+                f"{setting} is read by robot jobs only, but {env} is text: "
                 f"{ROBOTS_ONLY[key.place]}. Leave it out."
             )
         return None

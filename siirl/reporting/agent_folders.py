@@ -14,19 +14,21 @@ WEIGHTS = re.compile(r"actor_(\d+)")
 
 
 def run_of_recordings(folder: Path) -> tuple[Path, int | None]:
-    """Run folder and agent group of `RUN/agent_N`; any other folder itself, and None."""
+    """Run folder and agent group of `RUN/agent_N`; for any other folder, the folder itself and
+    None.
+    """
     return _run(folder, RECORDINGS, run=folder.absolute().parent)
 
 
 def run_of_weights(folder: Path) -> tuple[Path, int | None]:
-    """Run folder and agent group of `RUN/checkpoints/<step>/actor_N`; any other folder itself, and
-    None.
+    """Run folder and agent group of `RUN/checkpoints/<step>/actor_N`; for any other folder, the
+    folder itself and None.
     """
     return _run(folder, WEIGHTS, run=folder.absolute().parent.parent.parent)
 
 
 def folders_of_agents(run: Path, content: str) -> list[Path]:
-    """The folders `agent_N` of a run with something in their folder `content`."""
+    """The folders `agent_N` of a run with a non-empty folder `content`."""
     return sorted(
         folder
         for folder in run.glob("agent_*")

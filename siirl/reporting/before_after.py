@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
     @property
     def change(self) -> str:
-        """Outcome of the episode, in words."""
+        """Description of the episode's outcome."""
         was, now = succeeded(self.before), succeeded(self.after)
         if was is None or now is None:
             return "ungraded"
@@ -49,8 +49,8 @@ def succeeded(row: Row) -> bool | None:
 
 
 def pairs(rows: Iterable[Row], *, most: int) -> list[Pair]:
-    """Up to `most` episodes that two evaluations recorded: lost ones first, then those that still
-    fail, then learnt ones.
+    """Up to `most` episodes that two evaluations recorded: first those that were solved before,
+    then those that still fail, then newly solved ones.
     """
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:

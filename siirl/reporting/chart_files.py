@@ -1,4 +1,4 @@
-"""Exports what report.html shows, for papers: metrics as CSV, charts as PDF and SVG.
+"""Exports the contents of report.html for papers: metrics as CSV, charts as PDF and SVG.
 
 The form follows the path: `curves.csv`; `charts.pdf` with one page per chart; a folder with a PDF
 and an SVG of each chart. Left out: the page itself (siirl.reporting.report_page).
@@ -19,8 +19,8 @@ from siirl.errors import ConfigError
 from siirl.params.printable import printable
 from siirl.reporting.charts import Chart, Row, compared_charts, own_charts, run_charts, task_charts
 
-# Okabe and Ito's palette, which readers with any colour vision tell apart (jfly.uni-koeln.de/color)
-# and, for stacks of many stages, five of Tol's (personal.sron.nl/~pault).
+# Okabe and Ito's palette, distinguishable with any colour vision (jfly.uni-koeln.de/color). For
+# stacks of many stages, five of Tol's colours follow (personal.sron.nl/~pault).
 COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
     *("#882255", "#999933", "#332288", "#44AA99", "#DDCC77"),
@@ -30,7 +30,7 @@ _INCHES = (3.4, 2.3)
 """A column of a two-column paper is 3.3 inches wide."""
 _STYLE: Any = {  # rc_context wants literals of 300 names
     "font.size": 8.0,
-    "pdf.fonttype": 42,  # TrueType, which conferences ask for
+    "pdf.fonttype": 42,  # TrueType, as conferences require
     "svg.fonttype": "none",
     "text.parse_math": False,  # a dollar sign in a task's name is not TeX
 }
@@ -40,7 +40,7 @@ def export(runs: Mapping[str, Sequence[Row]], path: Path) -> list[Path]:
     """Write the metrics or the charts of runs (rows by name) and return the files.
 
     Raises:
-        ConfigError: The path has another ending than .csv or .pdf.
+        ConfigError: The path ends in something other than .csv or .pdf.
         OSError: It cannot be written.
     """
     if path.suffix == ".csv":

@@ -20,17 +20,17 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 26
 _COLOURS = 12
 """Colours of the page; further curves repeat them dashed."""
 _MOST_MARKED = 60
-"""Points up to which each is marked; a single one is always."""
+"""Up to this many points, each is marked; a single point always is."""
 _MOST_POINTS = 400
-"""More points than the chart has pixels would only make the page large."""
+"""Limit of points: more points than pixels would only make the page larger."""
 _SMALLEST_SPAN = 1e-300
 _FINEST_SHARE = 1e-12  # of the larger end
 _ERROR_BARS = 30
-"""Up to as many points, an interval is a bar at each; above, a band."""
+"""Up to this many points, intervals are bars; above, they are a band."""
 
 
 def draw(chart: Chart) -> Markup:
-    """The chart as `<figure>`; its curves have at least one point together."""
+    """The chart as `<figure>`; its curves must have at least one point in total."""
     series = [_thinned(curve) for curve in chart.series]
     shown = Chart(chart.title, series, chart.percent, chart.whole, chart.stacked)
     axes = _Axes(shown)
@@ -63,7 +63,7 @@ def draw(chart: Chart) -> Markup:
 
 def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten apart) that cover `low` to `high`."""
-    # a finer step has indices beyond 2 ** 53, which floats do not tell apart
+    # a finer step has indices beyond 2 ** 53, which floats cannot distinguish
     span = max(high - low, _FINEST_SHARE * max(abs(low), abs(high)))
     span = span if span > _SMALLEST_SPAN else 1.0
     power = 10.0 ** math.floor(math.log10(span / most))
@@ -74,7 +74,7 @@ def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
 
 
 def text_of(value: float, *, percent: bool) -> str:
-    """A value as a reader sees it."""
+    """A value in display form."""
     return f"{100 * value:.1f} %" if percent else number(value)
 
 
@@ -209,7 +209,7 @@ def _facts(axes: _Axes, chart: Chart, drawn: Sequence[Sequence[float]]) -> dict[
         "x": [axes.x(step) for step in steps],
         "series": [
             {
-                # Chromium 156 crashes where a text with U+2028 or U+202E is measured
+                # Chromium 156 crashes when it measures a text with U+2028 or U+202E
                 "label": printable(curve.label, keep=""),
                 "at": {
                     str(places[point.step]): _value(point, percent=chart.percent)

@@ -24,12 +24,12 @@ KINDS_OF_EVALUATION = (
 
 
 HELD_OUT = "Success on held-out episodes"
-_OWN_CHARTS = 24  # two screens; a function that logs a metric per item has hundreds
+_OWN_CHARTS = 24  # two screens; a function that logs a metric per item makes hundreds
 
 
 @dataclass(frozen=True)
 class Point:
-    """A value at a training step, with its 95 % interval where it has one."""
+    """A value at a training step, with its 95 % interval if it has one."""
 
     step: int
     value: float
@@ -102,7 +102,7 @@ PANELS = (
 
 
 def run_charts(rows: Sequence[Row]) -> list[Chart]:
-    """Charts of a run for which there are numbers: held-out success, `PANELS`, stage times."""
+    """Charts of a run for which it has numbers: held-out success, `PANELS`, stage times."""
     charts = [
         _held_out(rows),
         *(_panel(panel, rows) for panel in PANELS),
@@ -231,7 +231,9 @@ def _stage_times(rows: Sequence[Row]) -> Chart:
 
 
 def heights(chart: Chart) -> list[list[float]]:
-    """The values that are drawn, per series: those of a stacked chart lie on the earlier ones."""
+    """The drawn values of each series; in a stacked chart, each series starts at the previous
+    one.
+    """
     values = [[point.value for point in curve.points] for curve in chart.series]
     if not chart.stacked:
         return values

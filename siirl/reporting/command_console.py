@@ -10,7 +10,7 @@ from rich.console import Console
 class CommandConsole(Console):
     """A console whose closed output is an error, which `siirl.params.exit_status` handles.
 
-    rich's own ends the process with status 1, and a thread without a word.
+    rich's own console ends the process with status 1, and a thread without a message.
     """
 
     def on_broken_pipe(self) -> NoReturn:

@@ -1,8 +1,8 @@
 """comparison.html of several runs: held-out success side by side with intervals, curves, keys.
 
-Runs whose configurations differ in nothing but the seed are also summarised together, with
-Student's interval over seeds. Left out: tests of significance beyond intervals, because two 95 %
-intervals that do not overlap are the stricter statement.
+Runs whose configurations differ only in the seed are also summarised together, with Student's
+interval over seeds. Left out: tests of significance beyond intervals, because non-overlap of two 95
+% intervals is the stricter criterion.
 """
 
 import statistics
@@ -28,9 +28,9 @@ class Comparison(NamedTuple):
 
     actions: str
     steps: Sequence[str]
-    """`step 60`, of each run's last evaluation; `-` for a run that has none."""
+    """Step of each run's last evaluation, such as `step 60`; `-` for a run without evaluations."""
     tasks: Sequence[tuple[str, Sequence[str], str]]
-    """Per task: name, the result of each run, and how the last run differs from the first."""
+    """Per task: name, the result of each run, and the difference of the last run from the first."""
 
 
 def write_comparison(folders: Sequence[Path], file: Path) -> Path:
@@ -38,7 +38,7 @@ def write_comparison(folders: Sequence[Path], file: Path) -> Path:
 
     Args:
         folders: Two or more run folders.
-        file: Where to write the page.
+        file: Path of the page.
 
     Raises:
         ConfigError: A folder is named twice, or `file` is a folder.
@@ -65,7 +65,7 @@ def write_comparison(folders: Sequence[Path], file: Path) -> Path:
 
 
 def names_of(folders: Sequence[Path]) -> dict[str, Path]:
-    """Folders by the shortest names that tell them apart: `<name>` or `<name>/<time>`.
+    """Folders by the shortest names that distinguish them: `<name>` or `<name>/<time>`.
 
     Raises:
         ConfigError: A folder is named twice.
@@ -121,7 +121,7 @@ def _change(last: Sequence[Mapping[str, SuccessInterval]], task: str) -> str:
 
 
 def _last(rows: Sequence[Row], *, kind: str) -> tuple[str, Mapping[str, SuccessInterval]]:
-    """Step and results of the last evaluation; `-` and nothing for a run that has none."""
+    """Step and results of the last evaluation; `-` and no results for a run without evaluations."""
     found = [
         (f"step {row['step']}", measured)
         for row in rows

@@ -1,8 +1,8 @@
 """Lists the keys of a run whose values differ from the defaults, with both values.
 
-The keys that the user set come first; their default is the value that the chosen groups, such as
-pipeline=, give them. Those that the groups set follow, with the defaults of the dataclasses in
-siirl.params. `between` compares runs.
+Keys set by the user come first; their default is the value from the chosen groups, such as
+pipeline=. Keys set by groups follow, with the defaults of the dataclasses in siirl.params.
+`between` compares runs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from siirl.params.yaml_text import check_expansion
 
 
 class Difference(NamedTuple):
-    """A key, its value, its default, what the key does, and where the user set it."""
+    """A key with its value, default, help text, and the place where the user set it."""
 
     key: str
     value: str
@@ -30,8 +30,8 @@ class Difference(NamedTuple):
 
 
 def from_defaults(config_file: Path, given: Given) -> list[Difference]:
-    """Keys of a config.yaml that differ from their default, those that the user set first; none for
-    any other file.
+    """Keys of a config.yaml that differ from their default, the user's keys first; none for any
+    other file.
     """
     defaults = {key.place: key for key in keys_of(SiiRLArguments)}
     found = [

@@ -34,7 +34,7 @@ from siirl.reporting.statistics import (
 
 _HEADER_EVERY = 20  # rows: about one screen
 _STAGES_SHOWN = 5
-_STAGE_SHARE = 0.01  # of the step; a stage with less does not explain where the time went
+_STAGE_SHARE = 0.01  # of the step; shorter stages do not explain where the time went
 PERTURBATION_HEADERS = {
     "object_pose": "object\npose",
     "instruction": "instruc-\ntion",
@@ -44,8 +44,8 @@ PERTURBATION_HEADERS = {
 """Two-line headers of long names."""
 _STEP_WIDTH = 10
 _TIME_LEFT = "time left"
-_WHOLE_COLUMNS = 2  # of intervals with counts, beside a folded name, in 80 columns
-_INDENT = " " * (_STEP_WIDTH + 2)  # of the lines below a row
+_WHOLE_COLUMNS = 2  # of intervals with counts that fit into 80 columns beside a folded name
+_INDENT = " " * (_STEP_WIDTH + 2)  # indent of the lines below a row
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class TableColumn:
     metric: str
     form: Callable[[float], str]
     steady: bool = False
-    """Whether a job logs the metric in every step or never; omitted if the first step lacks it."""
+    """Whether a job logs the metric either in every step or never; the column is omitted if the
+    first step lacks it."""
 
     @property
     def width(self) -> int:
@@ -106,7 +107,7 @@ class ConsoleWriter:
             before training.
         columns: Columns of the job; steady ones that the first step lacks are left out.
         console: Output; by default stdout.
-        clock: Seconds that only grow.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class ConsoleWriter:
             self.progress.print(part)
 
     def _if_log(self, text: str) -> list[str]:
-        """The cell of the time left; none above a progress bar, which shows it."""
+        """The cell of the time left; none if a progress bar shows it."""
         return [] if self.progress.console.is_terminal else [text.rjust(1 + len(_TIME_LEFT))]
 
     def _shown(self, metrics: Mapping[str, Reduced]) -> Sequence[TableColumn]:
@@ -192,7 +193,9 @@ class ConsoleWriter:
 
 
 def first_estimate(seconds_left: float | None) -> str:
-    """Time that training takes after its first step; empty if that is unknown or under a second."""
+    """Remaining time of training, after its first step; empty if it is unknown or under a
+    second.
+    """
     if seconds_left is None or seconds_left < 1:
         return ""
     minutes = round(seconds_left / 60)
@@ -223,10 +226,10 @@ def no_update_line(metrics: Mapping[str, Reduced]) -> str:
 
 
 def stage_line(metrics: Mapping[str, Reduced], *, room: int = 80) -> str:
-    """Seconds of the slowest stages, slowest first, and those of an evaluation after the step;
-    empty without `time/<node>_s`.
+    """Seconds of the slowest stages, slowest first, and of an evaluation after the step; empty
+    without `time/<node>_s`.
 
-    As many stages as fit into `room` characters; at least one.
+    Has as many stages as fit into `room` characters, at least one.
     """
     seconds = {stage: metrics[name] for name in metrics if (stage := stage_of(name))}
     total, evaluation = metrics.get(STEP), metrics.get(EVALUATION)

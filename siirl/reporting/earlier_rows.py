@@ -1,5 +1,5 @@
-"""Metrics of the runs that a resumed run continues: its curves, and success before training, begin
-there.
+"""Metrics of the runs that a resumed run continues: its curves begin there, and so does success
+before training.
 
 Left out: earlier videos and rollouts, which stay in the folders of their runs.
 """

@@ -1,6 +1,6 @@
-"""Videos inside of a page, as data: URIs, so that a copied page still plays them.
+"""Embeds videos in a page as data: URIs, so that a copied page still plays them.
 
-Left out: links to the files, which siirl.reporting.report_page makes.
+Left out: links to the files (siirl.reporting.report_page).
 """
 
 import base64

@@ -26,7 +26,7 @@ Node = Mapping[str, Any]
 
 
 def graph_rows(graph: TaskGraph, *, groups: Collection[str] = ()) -> list[dict[str, Any]]:
-    """The nodes that run, in an order in which they can, as JSON values.
+    """The nodes that run, in a possible running order, as JSON values.
 
     Args:
         graph: The run's graph, before it is cut.
@@ -35,7 +35,7 @@ def graph_rows(graph: TaskGraph, *, groups: Collection[str] = ()) -> list[dict[s
     if not groups:
         return _rows(graph, group=None)
     parts = cut_graph(graph, groups=groups)
-    in_order = reversed(parts.items())  # the first part gets what the second puts
+    in_order = reversed(parts.items())  # the first part gets the rows that the second puts
     rows = [row for name, part in in_order for row in _rows(part, group=name)]
     for row in rows:
         if row["function"] == GET:

@@ -54,8 +54,8 @@ class JsonlFile:
 
     Args:
         path: The file; its folder must exist.
-        first_step: The first step that this process is going to write; 0 starts the file anew.
-            Steps count from 1, and 0 is what is measured before training.
+        first_step: The first step that this process will write; 0 starts a new file. Steps count
+            from 1; 0 is the evaluation before training.
     """
 
     def __init__(self, path: Path, *, first_step: int = 0) -> None:

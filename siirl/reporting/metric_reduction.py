@@ -1,7 +1,7 @@
-"""Reduces the metrics of a step over its rounds and ranks, as they are declared.
+"""Reduces the metrics of a step over its rounds and ranks, according to their declarations.
 
-No metric ends a run: `reduce_metrics` takes every value that `siirl.dag_worker.metric_worker`
-makes, and `complaints` describes the invalid ones. `siirl.dag_worker.metric_worker` calls them.
+No metric ends a run: `reduce_metrics` accepts every value from `siirl.dag_worker.metric_worker`,
+and `complaints` describes the invalid ones.
 """
 
 import math
@@ -57,7 +57,7 @@ def combine(records: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
 def complaints(records: Iterable[Mapping[str, Value]]) -> dict[str, str]:
     """Problems with the metrics of a step, one sentence per name.
 
-    A metric may be undeclared, no number, or of another kind than declared.
+    A metric may be undeclared, not a number, or of another kind than declared.
     """
     found: dict[str, str] = {}
     for name, values in _by_name(records).items():
@@ -70,8 +70,8 @@ def complaints(records: Iterable[Mapping[str, Value]]) -> dict[str, str]:
 
 
 def merge_rounds(records: Iterable[Mapping[str, Value]]) -> list[dict[str, Value]]:
-    """Records of one rank and step, with what several nodes or rounds recorded of a rate, duration,
-    share or total merged.
+    """Records of one rank and step; values of a rate, duration, share or total from several nodes
+    or rounds are merged.
     """
     records = list(records)
     several: dict[str, Any] = {}
@@ -106,7 +106,7 @@ def _by_name(records: Iterable[Mapping[str, Value]]) -> dict[str, list[Value]]:
 
 
 def _kind(value: Value) -> Reduction | None:
-    """The reduction that takes such a value: RANK_MEAN for numbers, None for an Unusable."""
+    """The reduction that accepts such a value: RANK_MEAN for numbers, None for an Unusable."""
     if isinstance(value, Weighted):
         return Reduction.MEAN
     if isinstance(value, Unusable):
@@ -117,8 +117,8 @@ def _kind(value: Value) -> Reduction | None:
 def _complaint(name: str, value: Value, declared: Metric | None) -> str | None:
     if isinstance(value, Unusable):
         return (
-            f"Metric {name!r:.100} is left out: a number or a list of numbers can be logged, "
-            f"and this is {value.what}."
+            f"Metric {name!r:.100} is left out: only a number or a list of numbers can be logged, "
+            f"but this is {value.what}."
         )
     if declared is None:
         return (
@@ -136,7 +136,7 @@ def _complaint(name: str, value: Value, declared: Metric | None) -> str | None:
 
 
 def _fitted(value: Value, reduction: Reduction) -> Any:
-    """Convert `value` to the form that the reduction takes; None if impossible.
+    """Convert `value` to the form that the reduction requires; None if impossible.
 
     A number becomes a mean of weight 1 or a list of one; a list becomes its mean.
     """
@@ -173,14 +173,14 @@ def _mean(values: Sequence[Any]) -> float:
 
 
 _WANTED = {
-    Reduction.MEAN: "Weighted(mean, number of things), so that ranks with unequal shares add up "
-    "right",
+    Reduction.MEAN: "Weighted(mean, count), so that ranks with unequal shares are averaged "
+    "correctly",
     Reduction.DISTRIBUTION: "a list of numbers",
     Reduction.RANK_MEAN: "a number",
 }
 
 _COUNTED = {
-    Reduction.MEAN: "one thing per rank, or as the things of the list",
+    Reduction.MEAN: "one item per rank, or the items of the list",
     Reduction.DISTRIBUTION: "one value",
     Reduction.RANK_MEAN: "its mean",
 }

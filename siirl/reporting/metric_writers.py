@@ -67,7 +67,7 @@ def _console(run: RunDescription) -> ConsoleWriter:
 
 
 def _tensorboard(run: RunDescription) -> RunWriter:
-    # here, because TensorBoard takes a while to import
+    # imported here, because importing TensorBoard takes a while
     from siirl.reporting.tensorboard_writer import TensorBoardWriter
 
     return TensorBoardWriter(run)
@@ -91,7 +91,7 @@ def register_writer(
     The factory is called with `run`, a RunDescription.
 
     Raises:
-        ConfigError: The name is taken by another, or it requires another argument.
+        ConfigError: The name is taken by another factory, or the factory requires another argument.
     """
     return register_in(WRITERS, name, kind="metric writer", known=("run",))
 
@@ -128,7 +128,7 @@ class MetricWriters:
             self._open = opened.pop_all()
 
     def __enter__(self) -> "MetricWriters":
-        """Nothing more to open."""
+        """Do nothing: all writers are open."""
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -168,7 +168,7 @@ class MetricWriters:
         return [writer for writer in self._writers if isinstance(writer, RunWriter)]
 
     def begin(self) -> None:
-        """Start the clock of the time left: policy and simulators are loaded."""
+        """Start the clock for the time left; called when policy and simulators are loaded."""
         for console in self._consoles():
             console.progress.restart_clock()
 

@@ -38,7 +38,7 @@ Reduced = float | list[float]
 
 
 def finite(values: Sequence[float]) -> list[float]:
-    """The finite values: what histograms can hold."""
+    """The finite values; histograms can hold only these."""
     return [value for value in values if math.isfinite(value)]
 
 
@@ -52,10 +52,10 @@ class Reduction(enum.Enum):
     """
     DURATION = "sum over rounds, maximum over ranks"
     """Seconds: ranks wait for the slowest, and rounds of a step run one after another."""
-    MEAN = "mean over all things"
+    MEAN = "mean over all items"
     """Means, recorded as `Weighted`; weight 0 everywhere leaves the metric out."""
     RANK_MEAN = "mean over ranks"
-    """Shares of each rank, such as its simulators' utilisation; also undeclared metrics.
+    """Shares of each rank, such as its simulators' utilisation; used for undeclared metrics too.
     """
     MAX = "maximum"
     """Gaps and peaks."""
@@ -63,7 +63,8 @@ class Reduction(enum.Enum):
     LAST = "the latest"
     """Values that are already global, hence equal on every rank."""
     TOTAL = "sum over nodes, equal on every rank"
-    """Global counts of a node, of which a step may have several, such as updates of one policy."""
+    """Global counts of a node, if a step may have several such nodes, for example updates of one
+    policy."""
     DISTRIBUTION = "all values"
     """The values of all ranks one after another; shown as quantiles and as a histogram."""
 
@@ -89,7 +90,7 @@ _RATE = Reduction.RATE
 METRICS: dict[str, Metric] = {
     # The actor's update: already global, equal on every rank.
     "actor/loss": Metric(_LAST, "policy loss with its extra terms"),
-    "actor/pg_loss": Metric(_LAST, "policy loss alone"),
+    "actor/pg_loss": Metric(_LAST, "policy loss without extra terms"),
     "actor/entropy": Metric(_LAST, "entropy of the policy, nats per token"),
     "actor/pg_clipfrac": Metric(_LAST, "share of tokens whose ratio was clipped"),
     "actor/pg_clipfrac_lower": Metric(_LAST, "share of tokens clipped by the dual clip"),
@@ -99,7 +100,7 @@ METRICS: dict[str, Metric] = {
         _LAST, "weight of a token that corrects for the policy that acted"
     ),
     "actor/selected_share": Metric(
-        _LAST, "share of tokens that the loss's selection holds back (Clip-Cov, KL-Cov)"
+        _LAST, "share of tokens that the loss's selection restrains (Clip-Cov, KL-Cov)"
     ),
     "actor/policy_drift": Metric(_LAST, "CPGD's drift from the old policy"),
     "actor/kl_loss": Metric(_LAST, "KL to the reference policy, as a loss"),
@@ -111,12 +112,12 @@ METRICS: dict[str, Metric] = {
         Reduction.TOTAL, "optimiser steps that were skipped because their gradient was not finite"
     ),
     "actor/weights_unchanged": Metric(
-        _LAST, "1 where updates were applied and the acting weights are the same as before, else 0"
+        _LAST, "1 if updates were applied but the acting weights did not change, else 0"
     ),
     "actor/updates": Metric(
         Reduction.TOTAL, "optimiser steps of this step; 0 without a training signal"
     ),
-    # The critic's update: global already, too.
+    # The critic's update: also global already.
     "critic/vf_loss": Metric(
         _LAST, "value loss; with critic.normalize_returns in deviations of the returns, squared"
     ),
@@ -133,8 +134,8 @@ METRICS: dict[str, Metric] = {
     "critic/explained_variance": Metric(
         _LAST, "explained variance of the returns by the values before the update"
     ),
-    "critic/warmup": Metric(_LAST, "1 in a step that trains the critic alone"),
-    # What was rolled out.
+    "critic/warmup": Metric(_LAST, "1 in a step that trains only the critic"),
+    # Rollouts.
     "rollout/success_rate": Metric(
         _MEAN, "share of all finished training episodes that succeeded, before any filter"
     ),
@@ -157,17 +158,17 @@ METRICS: dict[str, Metric] = {
     "rollout/rejected_episodes": Metric(_SUM, "episodes that the workflow rejected"),
     "rollout/ungraded_episodes": Metric(
         _SUM,
-        "ungraded episodes, which neither success nor return counts",
+        "ungraded episodes, counted in neither success nor return",
     ),
     "rollout/truncated_share": Metric(
-        _MEAN, "share of episodes that met the limit of steps or of tokens"
+        _MEAN, "share of episodes that reached the limit of steps or of tokens"
     ),
     "rollout/entropy": Metric(_MEAN, "entropy of the sampled tokens, nats"),
     "rollout/log_prob_gap": Metric(
         _LAST, "largest difference of recomputed and behaviour log-probs"
     ),
     "rollout/log_prob_gap_mean": Metric(
-        _LAST, "mean difference of recomputed and behaviour log-probs, which a bound limits"
+        _LAST, "mean difference of recomputed and behaviour log-probs; limited by a bound"
     ),
     "rollout/stale_samples": Metric(_SUM, "samples of an older policy version"),
     # Filters and balancing.
@@ -182,11 +183,11 @@ METRICS: dict[str, Metric] = {
     "data/decisions": Metric(_SUM, "decisions that are trained on, as separate rows"),
     "data/bytes": Metric(_SUM, "size of the training batch"),
     "data/bytes_max_process": Metric(_MAX, "size of the largest rank's batch"),
-    "data/bytes_moved": Metric(_SUM, "size of the rows that changed their rank"),
+    "data/bytes_moved": Metric(_SUM, "size of the rows that moved to another rank"),
     "data/epoch": Metric(_LAST, "passes over the training prompts so far"),
     "data/<task>/share": Metric(
         _LAST,
-        "expected share of the step's prompts that are of this task (data.task_sampling=learnable)",
+        "expected share of this task in the step's prompts (data.task_sampling=learnable)",
     ),
     "data/prompts": Metric(_LAST, "prompts that are trained on"),
     "data/prompts_too_long": Metric(
@@ -196,7 +197,8 @@ METRICS: dict[str, Metric] = {
         _LAST, "held-out prompts of more than data.max_prompt_length tokens, left out or cut"
     ),
     "data/prompts_also_held_out": Metric(
-        _LAST, "prompts of the training files that are in the validation files, and so left out"
+        _LAST,
+        "prompts of the training files that are also in the validation files and are left out",
     ),
     "data/prompts_nearly_held_out": Metric(
         _LAST, "training prompts that differ from a held-out one only in case or blanks"
@@ -212,14 +214,14 @@ METRICS: dict[str, Metric] = {
         _SUM, "trajectories that were dropped because their reward could not be computed"
     ),
     "reward/penalty": Metric(_MEAN, "added to the score for long responses"),
-    "reward/part/<part>": Metric(_MEAN, "a summand of the reward, before its weight"),
+    "reward/part/<part>": Metric(_MEAN, "a summand of the reward, before weighting"),
     "reward/distance": Metric(
         Reduction.DISTRIBUTION, "distance of failures to the nearest cluster of successes"
     ),
     "reward/clusters": Metric(_LAST, "clusters of successes, over all tasks"),
     "reward/noise_share": Metric(_LAST, "share of references that belong to no cluster"),
     "reward/value_skill": Metric(
-        _LAST, "how much better the first half of a success looks than that of a failure, 0 to 1"
+        _LAST, "how clearly the first half of a success is rated above that of a failure, 0 to 1"
     ),
     "reward/<statistic>": Metric(_LAST, "a statistic of the trajectory reward over all ranks"),
     "advantage/mean": Metric(_MEAN, "advantage"),
@@ -228,17 +230,19 @@ METRICS: dict[str, Metric] = {
     # Simulators and inference.
     "env/steps": Metric(_SUM, "environment steps"),
     "env/steps_per_s": Metric(_RATE, "environment steps per second"),
-    "env/busy_share": Metric(_RANK_MEAN, "share of the rollout during which a simulator worked"),
+    "env/busy_share": Metric(_RANK_MEAN, "share of the rollout during which a simulator was busy"),
     "env/failures": Metric(_SUM, "faults of servers"),
     "env/replays": Metric(_SUM, "episodes replayed after a fault"),
     "env/failed_episodes": Metric(
-        _SUM, "episodes that could not be simulated, and are counted nowhere else"
+        _SUM, "episodes that could not be simulated; counted nowhere else"
     ),
     "policy/calls": Metric(_SUM, "forward passes of the policy during the rollout"),
     "policy/calls_per_s": Metric(_RATE, "forward passes per second"),
     "policy/batch_size": Metric(_MEAN, "requests in one forward pass"),
-    "policy/busy_share": Metric(_RANK_MEAN, "share of the rollout during which the policy worked"),
-    "policy/version": Metric(_LAST, "updates that the policy has seen"),
+    "policy/busy_share": Metric(
+        _RANK_MEAN, "share of the rollout during which the policy was busy"
+    ),
+    "policy/version": Metric(_LAST, "updates that the policy has had"),
     # Resource groups, and samples of older versions (trainer.max_staleness).
     "group/<group>/idle_share": Metric(
         _RANK_MEAN,
@@ -246,12 +250,12 @@ METRICS: dict[str, Metric] = {
         "most once a second, and a step without a report lacks their values",
     ),
     "staleness/samples": Metric(
-        Reduction.DISTRIBUTION, "training steps that the oldest weights in a sample are behind"
+        Reduction.DISTRIBUTION, "age in training steps of the oldest weights in a sample"
     ),
-    "staleness/stale_share": Metric(_MEAN, "share of samples of older weights than the newest"),
+    "staleness/stale_share": Metric(_MEAN, "share of samples from older weights than the newest"),
     "staleness/mixed_share": Metric(_MEAN, "share of samples with tokens of several versions"),
     "staleness/discarded_prompts": Metric(_SUM, "prompts dropped because they were too old"),
-    "staleness/discarded_share": Metric(_RANK_MEAN, "the same, of all that were finished"),
+    "staleness/discarded_share": Metric(_RANK_MEAN, "the same, as a share of all finished prompts"),
     # Evaluation on held-out seeds; `<task>` is `all` for all tasks together.
     "val/<task>/success_rate": Metric(_MEAN, "share of successes, sampled actions"),
     "val/<task>/successes": Metric(_SUM, "successes"),
@@ -263,7 +267,7 @@ METRICS: dict[str, Metric] = {
         "chance that one of k sampled answers is right, estimated without bias, over the prompts",
     ),
     "val/<task>/any_successes": Metric(
-        _SUM, "prompts of which one of the trainer.val_samples answers is right"
+        _SUM, "prompts for which one of the trainer.val_samples answers is right"
     ),
     "val/<task>/any_episodes": Metric(_SUM, "prompts with trainer.val_samples answers"),
     "val/<task>/argmax_success_rate": Metric(_MEAN, "share of successes, most probable actions"),
@@ -273,15 +277,15 @@ METRICS: dict[str, Metric] = {
     "val/<task>/argmax_return": Metric(
         _MEAN, "sum of the environment's rewards per episode, most probable actions"
     ),
-    # The job's own reward of the held-out episodes that the environment leaves without a grade;
-    # over all ranks already.
+    # The job's own reward for held-out episodes that the environment leaves ungraded; already over
+    # all ranks.
     "val/<task>/mean_score": Metric(
         _LAST, "reward of an episode, without the penalty on long responses, sampled actions"
     ),
     "val/<task>/score_std": Metric(_LAST, "standard deviation of at least two rewards"),
     "val/<task>/scored_episodes": Metric(_LAST, "episodes that the reward scored"),
     "val/<task>/unscored_episodes": Metric(
-        _LAST, "episodes that the reward failed to score, and that are in no mean"
+        _LAST, "episodes that the reward failed to score; they are in no mean"
     ),
     "val/<task>/argmax_mean_score": Metric(_LAST, "reward of an episode, most probable actions"),
     "val/<task>/argmax_score_std": Metric(
@@ -309,7 +313,7 @@ METRICS: dict[str, Metric] = {
         _MAX, "peak memory of tensors on the fullest GPU, in this step"
     ),
     "memory/<what>_bytes": Metric(
-        _MAX, "memory that the largest rank keeps between steps for this"
+        _MAX, "memory that the largest rank keeps between steps for this part"
     ),
     "perf/throughput": Metric(
         _RANK_MEAN, "tokens of prompts and responses per second and rank, over the whole step"
@@ -323,9 +327,9 @@ METRICS: dict[str, Metric] = {
     "perf/env_steps_per_s": Metric(
         _RANK_MEAN, "environment steps per second and rank, over the whole step"
     ),
-    "perf/idle_share": Metric(_RANK_MEAN, "share of the step that a rank waits for the others"),
-    "perf/largest_idle_share": Metric(_MAX, "the same, of the rank that waits longest"),
-    "sync/bytes": Metric(_MAX, "bytes of weights that a sync hands on, 0 where nothing is copied"),
+    "perf/idle_share": Metric(_RANK_MEAN, "share of the step in which a rank waits for the others"),
+    "perf/largest_idle_share": Metric(_MAX, "the same for the rank that waits longest"),
+    "sync/bytes": Metric(_MAX, "bytes of weights that a sync transfers, 0 if nothing is copied"),
     "sync/seconds": Metric(Reduction.DURATION, "seconds of a weight sync, checks included"),
     "recorder/videos": Metric(_SUM, "videos written so far"),
 }
@@ -339,7 +343,7 @@ def register_metric(name: str, *, reduction: Reduction, meaning: str) -> None:
     """Declare a metric of the user's own, before the run starts and on every rank.
 
     Raises:
-        ConfigError: A name that is not `area/name`, or that is declared otherwise already.
+        ConfigError: A name that is not `area/name`, or that already has another declaration.
     """
     if not re.fullmatch(r"[a-z0-9_]+(/[A-Za-z0-9_.<>-]+)+", name):
         raise ConfigError(
@@ -348,13 +352,13 @@ def register_metric(name: str, *, reduction: Reduction, meaning: str) -> None:
     metric = Metric(reduction, meaning, own=True)
     if METRICS.setdefault(name, metric) != metric:
         raise ConfigError(
-            f"Metric {name!r} is declared already, as {METRICS[name]}: take another name."
+            f"Metric {name!r} is already declared, as {METRICS[name]}: use another name."
         )
     _pattern.cache_clear()
 
 
 def declaration(name: str) -> Metric:
-    """The declaration of `name`: its own, or that of the first name with angle brackets which fits.
+    """The declaration of `name`: its own, or that of the first matching name with angle brackets.
 
     Raises:
         UnknownNameError: No declaration fits.

@@ -3,7 +3,7 @@
 MLFLOW_TRACKING_URI names a server or database; without it the run folder gets `mlflow.db` and
 `mlflow_artifacts/` (`mlflow ui --backend-store-uri sqlite:///.../mlflow.db`). MLflow has no
 histograms: a distribution is logged by its quantiles. Left out: MLflow's own system metrics, model
-registry and fluent interface, whose state is one for the whole process.
+registry, and fluent interface (its state is global to the process).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ ADDRESS = "MLFLOW_TRACKING_URI"
 DATABASE, ARTIFACTS = "mlflow.db", "mlflow_artifacts"
 MOST_PARAMETERS, MOST_METRICS = 100, 1000  # of one request (MLflow's validation.py)
 LONGEST_PARAMETER = 6000  # characters (MLflow's validation.py)
-MOST_LISTED_TABLES = 50  # in the tag that MLflow's page reads, which is bounded
+MOST_LISTED_TABLES = 50  # limit of the tag that MLflow's page reads
 Item = TypeVar("Item")
 
 
@@ -39,7 +39,7 @@ class MlflowWriter(RunWriter):
         import mlflow  # optional: check_loggers has refused a run without it
         from mlflow.entities import Metric, Param
 
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it reports each table it makes
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs each table that it makes
         self._metric, self._error = Metric, mlflow.exceptions.MlflowException
         own = f"sqlite:///{run.folder.absolute() / DATABASE}"
         address = os.environ.get(ADDRESS) or own
@@ -65,7 +65,7 @@ class MlflowWriter(RunWriter):
         except self._error as error:
             raise ConfigError(
                 f"trainer.logger=mlflow: {error} Set {ADDRESS} to a server that answers, or unset "
-                "it to keep the data in the run folder, or take trainer.logger=[console]."
+                "it to keep the data in the run folder, or use trainer.logger=[console]."
             ) from error
         self._tables: list[str] = []
 
@@ -73,7 +73,7 @@ class MlflowWriter(RunWriter):
         """Send the step.
 
         Raises:
-            SiirlError: The server did not take it, after MLflow's own retries.
+            SiirlError: The server did not accept it, even after MLflow's own retries.
         """
         now = round(1000 * time.time())
         numbers: dict[str, float] = {}
@@ -112,7 +112,7 @@ class MlflowWriter(RunWriter):
 
 
 def _flat(tree: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and values as text; longer values are cut, config.json has them whole."""
+    """Dotted keys and values as text; long values are cut, but config.json has them in full."""
     for name, value in tree.items():
         key = f"{place}.{name}" if place else str(name)
         if isinstance(value, Mapping) and value:
@@ -122,7 +122,7 @@ def _flat(tree: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]
 
 
 def _allowed(name: str) -> str:
-    """A name with the characters that MLflow takes."""
+    """A name with the characters that MLflow accepts."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
 

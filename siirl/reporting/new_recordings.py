@@ -1,4 +1,4 @@
-"""Finds the videos and text rollouts that a run folder has received since the last look.
+"""Finds the videos and text rollouts added to a run folder since the last check.
 
 Left out: rollouts of simulators, which have no text; their videos show them.
 """
@@ -15,7 +15,7 @@ from siirl.reporting.statistics import evaluations, mean_scores
 from siirl.reporting.writer_contract import Cell, Table, Video
 
 MOST_ROLLOUTS = 64
-"""Rows of one table; rollouts/ has all that `trainer.save_rollouts` keeps."""
+"""Rows of one table; rollouts/ has all rows that `trainer.save_rollouts` keeps."""
 ROLLOUT_COLUMNS = ("step", "task", "prompt", "answer", "reward", "success", "truncated")
 SUCCESS_COLUMNS = ("task", "when", "successes", "episodes", "rate", "low", "high")
 REWARD_COLUMNS = ("task", "when", "episodes", "mean", "low", "high")
@@ -62,7 +62,7 @@ class NewRecordings:
         }
 
     def _new_rows(self, kind: str) -> list[dict[str, Any]]:
-        """Rows with text that the last two files of a kind, which may be growing, have gained."""
+        """New rows with text in the last two files of a kind, which may be growing."""
         new = []
         for step in steps_of(self.rollouts_folder, kind=kind)[-2:]:
             rows = list(read_rollouts(self.rollouts_folder, kind=kind, step=step))

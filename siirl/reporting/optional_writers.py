@@ -1,8 +1,8 @@
-"""Packages of the writers that not every installation has; imports nothing."""
+"""Packages of optional writers; imports nothing."""
 
 OPTIONAL = {
     "mlflow": ("mlflow", "mlflow-skinny sqlalchemy alembic"),
     "trackio": ("trackio", "trackio"),
     "wandb": ("wandb", "wandb"),
 }
-"""Module of each writer that needs another package, and what pip installs."""
+"""Module of each writer that needs another package, and the packages for pip."""

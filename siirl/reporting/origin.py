@@ -1,5 +1,5 @@
-"""origin.json of a run: its command line, the keys that its user set, and the versions of the
-packages that decide its results.
+"""origin.json of a run: its command line, the user's keys, and the versions of packages that affect
+results.
 
 Left out: the configuration, which is in config.yaml.
 """
@@ -42,7 +42,7 @@ def read_origin(folder: Path) -> dict[str, Any]:
     """`command` and `versions` of a run; empty for a folder without a readable origin.json."""
     try:
         content = read_object(folder / ORIGIN_FILE, remedy="")
-    except CheckpointError:  # a run of siirl 0.1 has none
+    except CheckpointError:  # runs of siirl 0.1 have none
         return {}
     found = content.get("versions")
     return {

@@ -1,8 +1,8 @@
-"""Frame of the offline pages: template, style, and the only script that the page's policy allows.
+"""Frame of the offline pages: template, style, and the single script that the page's policy allows.
 
-Texts of a page come from environments, models and users. Templates therefore escape everything but
-what this project marks as safe (its diagrams, style and script), and the content security policy
-allows one script, by the hash of its text.
+Texts of a page come from environments, models and users. Templates therefore escape everything
+except parts that this project marks as safe (its diagrams, style and script). The content security
+policy allows one script, by the hash of its text.
 """
 
 import base64

@@ -105,7 +105,7 @@ class Progress:
         """Count `steps` more."""
         now = self._clock()
         if self._seconds and not self._warm:
-            self._seconds.clear()  # the first step, which also warms up, counts until the second
+            self._seconds.clear()  # the first step includes warm-up; used only until the second
             self._warm = True
         self._seconds.append((now - self._advanced) / max(steps, 1))
         self.done, self._advanced = self.done + steps, now
@@ -116,8 +116,8 @@ class Progress:
             self.print(f"{self.description}: {self.count()}, {self.time_left()}")
 
     def restart_clock(self) -> None:
-        """Restart the clock: the time so far (loading, an evaluation before the first step) belongs
-        to no step.
+        """Restart the clock, because the time so far (loading, an evaluation before the first step)
+        belongs to no step.
         """
         self._started = self._advanced = self._clock()
 
@@ -151,8 +151,8 @@ class Progress:
         return f"{duration(self.seconds_left())} left" if self._seconds else ""
 
     def seconds_left(self) -> float | None:
-        """Until the total at the speed of the last ten steps, or until the limit if that comes
-        first; None where neither is known.
+        """Seconds until the total at the speed of the last ten steps, or until the limit if that
+        comes first; None if neither is known.
         """
         now = self._clock()
         ends = [] if self.limit_s is None else [self._started + self.limit_s]

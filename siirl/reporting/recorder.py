@@ -1,7 +1,7 @@
 """Records episodes as mp4 with task, step, reward and outcome drawn in, and an index of videos.
 
-`<video>.json` beside a video has the executed actions, from which `siirl.replay` simulates the
-episode again.
+`<video>.json` beside a video has the executed actions; `siirl.replay` simulates the episode again
+from them.
 
 Drawing and encoding run in one thread beside the training (ffmpeg is a separate process), with a
 bounded number of episodes waiting; an error there is raised by the next call here. `VideoRecorder`
@@ -121,13 +121,13 @@ class VideoRecorder:
             record: Further facts of the episode as JSON values, for a file beside the video.
 
         Raises:
-            ValueError: Invalid frames, or a uid that has a video already.
+            ValueError: Invalid frames, or a uid that already has a video.
             SiirlError: An earlier video could not be written.
         """
         _check(frames, sample)
         if sample.uid in self._uids:
             raise ValueError(
-                f"Sample {sample.uid} has a video already: every sample needs a unique uid."
+                f"Sample {sample.uid} already has a video: every sample needs a unique uid."
             )
         self._uids.add(sample.uid)
         while self._waiting and (len(self._waiting) >= _WAITING or self._waiting[0].done()):
@@ -248,8 +248,8 @@ def _shortened(text: str, width: float) -> str:
 
 
 def look_for_ffmpeg() -> None:
-    """Find ffmpeg before the first video: the search starts it, and Ctrl-C would end that process,
-    so that a video of a stopping run would not find it.
+    """Find ffmpeg before the first video. The search starts ffmpeg, and Ctrl-C would end that
+    process, so a stopping run could not find it for its video.
     """
     with suppress(RuntimeError):  # not found: the first video reports it
         imageio_ffmpeg.get_ffmpeg_exe()
@@ -327,7 +327,7 @@ def read_video_index(folder: Path) -> VideoIndex:
         row for file in sorted(folder.glob(_INDEX.format(rank="*"))) for _, row in read_values(file)
     ]
     sound = [row for row in rows if _is_row(row)]
-    # those of an evaluation are written as they end
+    # episodes of an evaluation are written as they end
     by_step = sorted(sound, key=lambda row: (row["step"], row["uid"]))
     return VideoIndex(by_step, len(rows) - len(sound))
 

@@ -49,7 +49,7 @@ from siirl.reporting.statistics import all_last, evaluations, mean_scores
 REPORT_FILE = "report.html"
 
 LAST_STEP, LARGEST = 2**53, 1e300
-"""Bounds of a diagram; JSON integers have none."""
+"""Bounds of a diagram's values, because JSON integers are unbounded."""
 _VIDEOS_SHOWN = 12
 _PAIRS_SHOWN = 12
 _GROUPS_SHOWN = 16  # of the newest step; siirl report RUN --rollouts prints all
@@ -57,7 +57,7 @@ _WARNINGS_SHOWN = 8
 RELOAD_S = 10
 """Seconds between two reloads of the page: about a step of the small jobs."""
 _PAUSE = 50
-"""A page that took t seconds is followed by a pause of 50 t, hence 2 % of the time."""
+"""Pause after a page, in multiples of the time to make it: 50 limits pages to 2 % of the time."""
 
 
 class TaskTable(NamedTuple):
@@ -194,7 +194,7 @@ def read_run(folder: Path) -> list[Row]:
 def _videos(
     folder: Path, rows: Sequence[Row], *, embed: bool
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """What the template shows of the videos, and the data: URIs of those inside of the page."""
+    """Template data of the videos, and the data: URIs of embedded ones."""
     videos = sorted(rows, key=lambda row: (-row["step"], row["outcome"] != "fail"))
     video_pairs = pairs(rows, most=_PAIRS_SHOWN)
     paired = [video for pair in video_pairs for video in pair]
@@ -211,13 +211,13 @@ def _videos(
 
 
 def _of_agent(folder: Path) -> str:
-    """The remedy if `folder` is that of an agent group."""
+    """The remedy if `folder` belongs to an agent group."""
     run, group = run_of_recordings(folder)
     return "" if group is None else f" {run} has the metrics of all its agents: name it."
 
 
 def _numbers(row: Row) -> Row:
-    """The notice and the numbers of a row that a diagram can show."""
+    """The notice of a row, and its numbers that a diagram can show."""
     return {
         name: value
         for name, value in row.items()
@@ -353,8 +353,8 @@ def _reward(video: Row) -> str:
 class LiveReport:
     """Rewrites the report of a running job after its steps, and once more when it ends.
 
-    A page takes longer to make the longer the run is. It is therefore made after a step only if
-    that keeps all pages together below 2 % of the run's time.
+    The longer the run, the longer it takes to make a page. A page is therefore made after a step
+    only if all pages together stay below 2 % of the run's time.
 
     Args:
         folder: The run folder.
@@ -371,7 +371,7 @@ class LiveReport:
         return self.folder / REPORT_FILE
 
     def after_step(self) -> None:
-        """Rewrite the page, which then reloads itself, if its pause is over."""
+        """Rewrite the page if its pause is over; the page then reloads itself."""
         begin = self._clock()
         if begin < self._due:
             return

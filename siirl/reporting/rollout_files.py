@@ -4,9 +4,9 @@
     rollouts/train/step_000012.jsonl
     rollouts/val/step_000010.jsonl
 
-One file per step, so that a step is found without reading the others, and a repeated step replaces
-its file. `read_rollouts` is for reports. Advantages are left out: they belong to the update, which
-may see a rollout several times or not at all.
+There is one file per step, so that a step is found without reading the others, and a repeated step
+replaces its file. `read_rollouts` is for reports. Advantages are left out: they belong to the
+update, which may see a rollout several times or not at all.
 """
 
 import re
@@ -34,7 +34,7 @@ SCALARS = {
     "truncated": "truncated",
     "env_return": "env_return",
 }
-"""Entries of a line, and the columns of the row that they come from."""
+"""Entries of a line, and the columns of the row from which they are read."""
 OF_A_GRADE = ("success", "env_return")
 """Entries that are null for an ungraded rollout."""
 _NAME = re.compile(r"step_(\d+)(?:_rank(\d+))?\.jsonl")
@@ -61,13 +61,13 @@ class RolloutFiles:
         self.waiting: list[tuple[Trajectory, str, int]] = []
         self._kept: Counter[tuple[str, int]] = Counter()
         self._file: JsonlFile | None = None
-        if rank == 0:  # for all: an earlier run may have had more ranks
+        if rank == 0:  # for all ranks: an earlier run may have had more
             for _, step, file in _files(folder):
                 if step >= first_step:
                     file.unlink(missing_ok=True)
 
     def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:
-        """Remember the first ones of a step until their reward is known; `kind` is `train` or
+        """Keep the first rollouts of a step until their reward is known; `kind` is `train` or
         `val`.
         """
         free = (
@@ -78,7 +78,7 @@ class RolloutFiles:
         self.waiting += [(trajectory, kind, step) for trajectory in chosen]
 
     def write(self, rewards: Mapping[str, float]) -> None:
-        """Write the remembered rollouts with their rewards by uid; filtered rollouts have none.
+        """Write the kept rollouts with their rewards by uid; filtered rollouts have none.
 
         Raises:
             SiirlError: A file cannot be written.
@@ -111,7 +111,7 @@ class RolloutFiles:
             if self._file is not None:
                 self._file.close()
             path.parent.mkdir(parents=True, exist_ok=True)
-            # continues a step's file that an evaluation interrupted
+            # continues a step's file after an interruption by an evaluation
             self._file = JsonlFile(path, first_step=step + 1)
         return self._file
 
@@ -130,8 +130,7 @@ def line_of(
 def read_rollouts(
     folder: Path, *, kind: str | None = None, step: int | None = None, failures_only: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Rollouts below `folder`, in the order of steps, those of training before those of the
-    evaluation, of rank 0 first.
+    """Rollouts below `folder`, ordered by step, training before evaluation, rank 0 first.
 
     Args:
         folder: A run's folder of rollouts.

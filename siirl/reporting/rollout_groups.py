@@ -22,7 +22,7 @@ class Group:
 
     @property
     def question(self) -> str:
-        """The prompt in a line."""
+        """The prompt in one line."""
         return question(self.rows[0])
 
     @property
@@ -57,9 +57,7 @@ class Group:
 
 
 def groups(rows: Iterable[Row], *, most: int) -> list[Group]:
-    """Up to `most` groups: those of mixed outcome first, which the policy learns from, then those
-    that fail.
-    """
+    """Up to `most` groups: first mixed ones, from which the policy learns, then failing ones."""
     by_prompt: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         by_prompt.setdefault((row["kind"], row["task"], row.get("group", row["uid"])), []).append(

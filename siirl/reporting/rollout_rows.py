@@ -1,4 +1,4 @@
-"""Checks rows of rollout files, which a reader may have edited or a disk damaged."""
+"""Checks rows of rollout files, which may have been edited or damaged."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,24 +49,24 @@ NEEDED: Mapping[str, tuple[Check, str]] = {
     "uid": (_is_text, "text"),
     "kind": (_is_text, "text"),
     "task": (_is_text, "text"),
-    "step": (is_count, "a whole number from 0"),
+    "step": (is_count, "a whole number of at least 0"),
     "success": (lambda value: value is None or type(value) is bool, "true, false or null"),
     "truncated": (lambda value: type(value) is bool, "true or false"),
     "reward": (_is_maybe_number, "a number or null"),
     "env_return": (_is_maybe_number, "a number or null"),
-    "policy_version": (is_count, "a whole number from 0"),
+    "policy_version": (is_count, "a whole number of at least 0"),
 }
 OPTIONAL: Mapping[str, tuple[Check, str]] = {
     "prompt": (_is_messages, "a list of messages"),
     "turns": (_is_messages, "a list of messages"),
-    "group": (is_count, "a whole number from 0"),
+    "group": (is_count, "a whole number of at least 0"),
     "seed": (_is_seed, "a whole number or null"),
     "reward_parts": (_is_parts, "numbers by name"),
 }
 
 
 def fault_of_rollout(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a row of a rollout file; None if a report can show it."""
+    """The problem of a row in a rollout file; None if a report can show it."""
     missing = sorted(NEEDED.keys() - row.keys())
     if missing:
         return f"has no {', '.join(missing)}"

@@ -25,7 +25,7 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
 def require_folder(folder: Path) -> None:
-    """Refuse a run folder that is not there.
+    """Refuse a missing run folder.
 
     Raises:
         MissingAssetError: It does not exist, or is a file.
@@ -60,11 +60,11 @@ def run_folder(
 
     Args:
         config: The run's configuration.
-        needed_bytes: Disk space of the run, as the plan estimates.
+        needed_bytes: Disk space of the run, estimated by the plan.
         now: The time that names the folder.
         measure_free: Free space on the disk of a folder.
         describe: Note about the folder of a run that ends early; None: `describe_resume`.
-        given: What the user set; None: not known, and not recorded.
+        given: The user's settings; None: unknown, and not recorded.
 
     Raises:
         ConfigError: The folder is not writable, or its disk too full.
@@ -113,9 +113,9 @@ def run_folder(
 def _require_space(free: int, *, needed_bytes: int, place: str) -> None:
     if free < needed_bytes:
         raise ConfigError(
-            f"{place} has {free / 1e6:.0f} MB free, and the run needs about "
-            f"{needed_bytes / 1e6:.0f} MB: free some, choose another folder, or save less "
-            "often (trainer.save_freq)."
+            f"{place} has {free / 1e6:.0f} MB free, but the run needs about "
+            f"{needed_bytes / 1e6:.0f} MB: free some, choose another folder, or save less often "
+            "(trainer.save_freq)."
         )
 
 
@@ -134,7 +134,7 @@ def _as_failure(error: BaseException, place: str) -> BaseException:
     """Turn a refusal after the start, and an unwritable disk, into RunFailed."""
     if isinstance(error, OSError) and error.errno in UNWRITABLE:
         return RunFailed(
-            f"{place} cannot be written any more: {error.strerror} "
+            f"{place} can no longer be written: {error.strerror} "
             f"({error.filename or 'while writing'}). Free some space."
         )
     if not isinstance(error, REFUSALS):

@@ -15,7 +15,7 @@ from siirl.reporting.metrics import Reduced
 
 Metrics = Mapping[str, Reduced]
 
-# With 96 rollouts a step and 1 % success, ten steps without success have probability 6e-5.
+# With 96 rollouts per step and 1 % success, ten steps without success have probability 6e-5.
 CONSTANT_STEPS = 10
 IDLE_STEPS = 3  # consecutive steps without an update; one or two happen by chance with few groups
 # Share of the first step's entropy; runs that solve their task end at 0.05 to 0.3.
@@ -23,12 +23,12 @@ COLLAPSED_SHARE = 0.02
 COLLAPSED_STEPS = 5  # entropy of a single step depends on its tasks
 STALLED_KL = 1e-5  # nats per token; runs that learn have 1e-3 to 3e-2
 STALLED_STEPS = 10  # the KL of one step is a noisy estimate
-# Success of the first and of the last steps of each task; of 54 recorded runs two had such a fall,
-# one trained at too high a rate and one on samples that were four versions old.
+# Compares the success of each task in the first and last steps. Of 54 recorded runs, two had such a
+# fall: one trained at too high a rate, the other on samples that were four versions old.
 FALLEN_STEPS = 10
 FALLEN_ERRORS = 3.0  # standard errors; steps differ by their prompts
 FALLEN_SHARE = 0.8  # of the success at first; a smaller fall is not worth a warning
-UNMIXED_STEPS = 10  # with four groups of a task a step: forty without a mixed one
+UNMIXED_STEPS = 10  # with four groups of a task per step: forty without a mixed one
 SOLVED = 0.9  # success above which low entropy is expected
 
 
@@ -65,11 +65,11 @@ def _remedy_of_reward(value: float) -> str:
     if value == 0.0:
         return (
             "A policy that never succeeds learns nothing from a 0/1 reward: start from weights "
-            "that sometimes succeed (siirl warm-start), take easier tasks, or a reward that "
+            "that sometimes succeed (siirl warm-start), use easier tasks, or a reward that "
             "ranks failures (reward=srpo). If rollouts do succeed, the reward function is wrong."
         )
     if value == 1.0:
-        return "The policy solves all its tasks: take harder ones, or end the run."
+        return "The policy solves all its tasks: use harder ones, or end the run."
     return "Check the reward function: it gives every rollout the same reward."
 
 
@@ -101,9 +101,9 @@ class StalledPolicy:
     steps: int = 0
 
     def look(self, metrics: Metrics) -> str | None:
-        """See Sentinel; a schedule that has lowered the rate moves the policy less on purpose.
+        """See Sentinel. Ignores steps with a low rate, because a schedule lowers it on purpose.
 
-        The KL is measured before each optimiser step, so that a single one says nothing.
+        The KL is measured before each optimiser step, so an update with a single step says nothing.
         """
         rate, kl = metrics.get("actor/lr"), metrics.get("actor/ppo_kl")
         updates = metrics.get("actor/updates")
@@ -177,11 +177,11 @@ class EveryGroupFiltered:
 
 
 _ANY_DROP = (
-    "The rewards within each group are identical: take more rollouts per prompt "
+    "The rewards within each group are identical: use more rollouts per prompt "
     "(actor_rollout_ref.rollout.n), a higher temperature, or tasks of different difficulty."
 )
 _REMEDY_OF_DROP = {
-    "all_success": "The tasks are solved: take harder ones, or end the run.",
+    "all_success": "The tasks are solved: use harder ones, or end the run.",
     "all_failure_without_reference": (
         "No rollout succeeds, and no success is known: start from weights that sometimes succeed "
         "(siirl warm-start), or give demonstrations (reward.demonstrations)."
@@ -202,7 +202,7 @@ class UnmixedGroups:
     successes: dict[str, float] = field(default_factory=dict)
 
     def look(self, metrics: Metrics) -> str | None:
-        """See Sentinel; ignores tasks that a step has no group of."""
+        """See Sentinel; ignores tasks without a group in the step."""
         for task, mixed, success in _groups_of_tasks(metrics):
             unmixed = mixed == 0.0
             self.steps[task] = self.steps.get(task, 0) + 1 if unmixed else 0
@@ -230,7 +230,7 @@ def _remedy_of_task(task: str, *, success: float) -> str:
     if success >= SOLVED:
         return (
             f"{found}, and {success:.0%} of the rollouts succeeded. The task is solved and takes "
-            "rollouts from the others: data.task_sampling=learnable draws fewer of it."
+            "rollouts from the others: data.task_sampling=learnable draws fewer of its prompts."
         )
     if success > 0:
         return (
@@ -272,7 +272,7 @@ class FallenSuccess:
             f"Training success fell from {before:.0%} in the first {FALLEN_STEPS} steps to "
             f"{after:.0%} in the last {FALLEN_STEPS}: the updates follow noise. Lower "
             "actor_rollout_ref.actor.optim.lr, or raise data.train_batch_size; docs/learning.md "
-            "says how to tell."
+            "explains how to decide."
         )
 
 

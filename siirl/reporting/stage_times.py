@@ -1,7 +1,7 @@
-"""Which time metrics are stages of a step, so that stages add up to the step.
+"""Identifies the time metrics that are stages of a step, so that stages add up to the step.
 
 A held-out evaluation follows the step whose policy it measures; `time/step_s` does not include it.
-Videos are encoded by the node that rolls out, whose seconds include it.
+The node that rolls out also encodes videos, so its seconds include encoding.
 """
 
 STEP = "time/step_s"

@@ -1,8 +1,8 @@
-"""Success rates and mean rewards with 95 % intervals (Wilson, Student), and pass@k. Pure numbers,
-no torch.
+"""Success rates and mean rewards with 95 % intervals (Wilson, Student), and pass@k. Works on plain
+numbers, without torch.
 
 Left out: intervals over the seeds of a run (curves show every seed instead), and tests between two
-rates; two intervals that do not overlap are the stricter statement.
+rates, because non-overlap of two intervals is the stricter criterion.
 """
 
 import math
@@ -59,8 +59,8 @@ def success_interval(successes: int, episodes: int) -> SuccessInterval:
     """
     if not 0 <= successes <= episodes:
         raise ValueError(
-            f"{successes} successes of {episodes} episodes cannot be: 0 <= successes <= episodes "
-            "is needed."
+            f"{successes} successes of {episodes} episodes are impossible: 0 <= successes <= "
+            "episodes must hold."
         )
     if episodes == 0:
         return SuccessInterval(successes=0, episodes=0, rate=math.nan, low=0.0, high=1.0)
@@ -81,7 +81,7 @@ def success_interval(successes: int, episodes: int) -> SuccessInterval:
 def pass_at_k(*, samples: int, successes: int, k: int) -> float:
     """Estimate pass@k from `successes` of `samples` answers.
 
-    One minus the share of the sets of k answers that hold no right one, 1 - C(n - c, k) / C(n, k):
+    One minus the share of sets of k answers without a right one, 1 - C(n - c, k) / C(n, k):
     the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, eq. 1). Raising the success rate
     to the k-th power instead would be biased.
 
@@ -90,8 +90,8 @@ def pass_at_k(*, samples: int, successes: int, k: int) -> float:
     """
     if not 0 <= successes <= samples or not 1 <= k <= samples:
         raise ValueError(
-            f"pass@{k} of {successes} successes in {samples} samples cannot be: 0 <= successes "
-            "<= samples and k <= samples."
+            f"pass@{k} of {successes} successes in {samples} samples is undefined: 0 <= successes "
+            "<= samples and k <= samples must hold."
         )
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
@@ -100,8 +100,8 @@ def evaluations(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Succ
     """The success of each evaluated task, from the metrics `val/<task>/successes` and
     `val/<task>/episodes`; `all` comes last.
 
-    `kind="argmax_"` reads those of the most probable actions, `val/<task>/argmax_successes` and so
-    on; `kind="any_"` those of prompts of which any sample succeeded.
+    `kind="argmax_"` reads the metrics of the most probable actions, `val/<task>/argmax_successes`
+    and so on; `kind="any_"` those of prompts with any successful sample.
     """
     suffix = f"/{kind}episodes"
     tasks = [
@@ -146,7 +146,7 @@ class MeanInterval:
         return f"{self.mean:.3g}{interval} (n={self.episodes})"
 
     def change_since(self, before: "MeanInterval") -> str:
-        """For example `+0.12, intervals overlap`; without intervals the difference alone."""
+        """For example `+0.12, intervals overlap`; without intervals only the difference."""
         if self.low is None or self.high is None or before.low is None or before.high is None:
             return f"{self.mean - before.mean:+.3g}"
         together = self.low <= before.high and before.low <= self.high
@@ -158,16 +158,15 @@ def mean_interval(*, mean: float, std: float | None, episodes: int) -> MeanInter
     6:1).
 
     Valid for many episodes with any rewards, and for few if rewards are about normal. Equal
-    rewards, or a single one, do not show the spread of others: they have no interval.
+    rewards, or a single one, do not show the spread, so they have no interval.
 
     Args:
-        mean: Of the rewards.
-        std: Their standard deviation with denominator n - 1; None for a single reward.
-        episodes: n, at least 1.
+        mean: Of the rewards. std: Their standard deviation with denominator n - 1; None for a
+        single reward. episodes: n, at least 1.
     """
     if not std or episodes < 2:
         return MeanInterval(mean=mean, episodes=episodes, low=None, high=None)
-    # here, because most runs have success rates and no use for it
+    # imported here, because most runs have success rates and do not need it
     from scipy.special import stdtrit
 
     half = float(stdtrit(episodes - 1, 0.975)) * std / math.sqrt(episodes)
@@ -178,8 +177,8 @@ def mean_scores(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Mean
     """The job's own reward of each evaluated task, from the metrics `val/<task>/mean_score` and so
     on; `all` comes last.
 
-    Empty if the environment grades every episode. `kind="argmax_"` reads those of the most probable
-    actions.
+    Empty if the environment grades every episode. `kind="argmax_"` reads the metrics of the most
+    probable actions.
     """
     suffix, counted = f"/{kind}mean_score", f"/{kind}scored_episodes"
     tasks = [

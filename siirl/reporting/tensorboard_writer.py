@@ -1,8 +1,8 @@
 """TensorBoard events: scalars, histograms, texts, and animations of recorded episodes.
 
-TensorBoard has no tags and no tables: both are texts, tables in Markdown. It plays no mp4, so a
-video is an animated GIF of few, small frames. Left out: all but the first new video of a kind, as
-TensorBoard keeps ten pictures of a name; videos/ has them all.
+TensorBoard has neither tags nor tables: both become texts, tables in Markdown. It plays no mp4, so
+a video is an animated GIF of few, small frames. Left out: all but the first new video of a kind,
+because TensorBoard keeps only ten images per name; videos/ has all of them.
 """
 
 import html
@@ -22,18 +22,18 @@ from siirl.reporting.writer_contract import Cell, RunDescription, RunWriter, Tab
 
 TENSORBOARD_FOLDER = "tensorboard"
 LARGEST_BIN = 5e19
-"""Approximate end of TensorBoard's bins; it refuses a histogram outside them."""
+"""Approximate limit of TensorBoard's bins; it refuses values outside them."""
 GIF_FRAMES, GIF_WIDTH = 32, 192
 """About 300 kB an episode, a few times the mp4 file."""
 MOST_ROWS, CELL_LENGTH = 16, 2000
-"""Rows of a table that are written: TensorBoard loads a text whole."""
+"""Rows of a table that are written, because TensorBoard loads a text as a whole."""
 
 
 class TensorBoardWriter(RunWriter):
     """TensorBoard events below `RunDescription.folder`."""
 
     def __init__(self, run: RunDescription) -> None:
-        # here, because it takes a second to import
+        # imported here, because the import takes a second
         from torch.utils.tensorboard import SummaryWriter
 
         look_for_ffmpeg()

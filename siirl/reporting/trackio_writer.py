@@ -1,8 +1,8 @@
 """Trackio: configuration, metrics, videos, and tables of rollouts and success.
 
-Its files stay in `trackio/` of the run folder unless TRACKIO_DIR names another folder, where
-`trackio show` compares runs. Nothing is sent unless trackio's own TRACKIO_SPACE_ID is set. Trackio
-has no tags; they are in the configuration. Left out: its CPU and GPU metrics.
+Its files stay in `trackio/` of the run folder unless TRACKIO_DIR names another folder; `trackio
+show` then compares runs there. Nothing is sent unless trackio's own TRACKIO_SPACE_ID is set.
+Trackio has no tags; the configuration contains them. Left out: its CPU and GPU metrics.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class TrackioWriter(RunWriter):
     """
 
     def __init__(self, run: RunDescription) -> None:
-        # trackio reads it when it is imported
+        # trackio reads it at import
         os.environ.setdefault(FOLDER, str(run.folder.absolute() / "trackio"))
         import trackio  # optional: check_loggers has refused a run without it
 
@@ -56,7 +56,7 @@ class TrackioWriter(RunWriter):
         self._run.log(numbers | histograms, step=step)
 
     def show_videos(self, *, step: int, videos: Sequence[Video]) -> None:
-        """Log each file, under the name of its kind and its place in the step."""
+        """Log each file, under its kind and its position in the step."""
         counts: dict[str, int] = {}
         for video in videos:
             number = counts[video.kind] = counts.get(video.kind, -1) + 1

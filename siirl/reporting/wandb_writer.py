@@ -21,7 +21,7 @@ class WandbWriter(RunWriter):
 
         self._wandb = wandb
         try:
-            # No console capture: the progress bar is no log.
+            # No console capture: the progress bar is not a log.
             self._run = wandb.init(
                 project=run.project,
                 name=run.experiment,
@@ -35,7 +35,7 @@ class WandbWriter(RunWriter):
             raise ConfigError(
                 f"trainer.logger=wandb: {error} Type: wandb login; or set WANDB_MODE=offline to "
                 "keep the files in the run folder, "
-                "or take trainer.logger=[console,tensorboard]."
+                "or use trainer.logger=[console,tensorboard]."
             ) from error
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
@@ -46,7 +46,7 @@ class WandbWriter(RunWriter):
         self._run.log(numbers | histograms, step=step)
 
     def show_videos(self, *, step: int, videos: Sequence[Video]) -> None:
-        """Send the files; those of one kind are one panel."""
+        """Send the files; each kind is one panel."""
         by_kind: dict[str, list[object]] = {}
         for video in videos:
             shown = self._wandb.Video(str(video.file), caption=video.caption, format="mp4")

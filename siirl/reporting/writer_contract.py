@@ -1,7 +1,7 @@
 """Interface of metric writers: `RunDescription`, `MetricWriter`, `RunWriter`, `Table`.
 
-A `MetricWriter` takes numbers. A `RunWriter` also takes what a run records beside them: videos,
-text rollouts and the final table of success. Left out: the writers.
+A `MetricWriter` takes numbers. A `RunWriter` also takes the other records of a run: videos, text
+rollouts and the final table of success. Left out: the writers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,11 +71,10 @@ class MetricWriter(Protocol):
 
 
 class RunWriter(MetricWriter):
-    """A metric writer that also shows what the run records; subclass it to receive that.
+    """A metric writer that also shows recordings of the run; subclass it to receive them.
 
-    An episode may be recorded after the metrics of its own step have been written, because videos
-    are encoded beside the training. It then comes with a later `step`; captions and rows name the
-    episode's own.
+    An episode may arrive after the metrics of its own step, because videos are encoded in parallel
+    with training. It then comes with a later `step`; captions and rows name the episode's own step.
     """
 
     def show_videos(self, *, step: int, videos: Sequence[Video]) -> None:

@@ -1,4 +1,4 @@
-"""RolloutController and TrainController: engines in separate processes, called as one object.
+"""RolloutController and TrainController: engines in several processes, called as one object.
 
     with processes(), RolloutController(make_rollout, processes=2) as rollout, \
             TrainController(make_actor, processes=2) as actor:
@@ -6,10 +6,10 @@
         result = rollout.rollout_batch(questions, workflow)
         metrics = actor.update(batch)
 
-For a script with a single controller, as in AReaLite's design document; its names are those of
-`InferenceEngine` and `Actor`. Rows pass through the script's process, so this is for groups whose
-batches fit there. Left out: replacing a process that dies, which ends the script with an error;
-rows that stay where they were made, placement and both over a graph (`siirl.train`).
+They serve scripts with a single controller, as in AReaLite's design document; method names are
+those of `InferenceEngine` and `Actor`. Rows pass through the script's process, so batches must fit
+into its memory. Left out: replacing a dead process (it ends the script with an error); rows that
+stay where they were made, placement, and both with a graph (`siirl.train`).
 """
 
 import threading
@@ -48,7 +48,7 @@ class UploadedWeights:
     """Whole weights of one version, in the object store."""
 
     version: int
-    """Optimiser steps."""
+    """Number of optimiser steps."""
     checksum: int
     """Checksum over their bits."""
     reference: Any
@@ -60,7 +60,7 @@ def processes(address: str | None = None) -> AbstractContextManager[None]:
 
 
 class _Processes:
-    """Objects in separate processes, called together.
+    """Objects in separate processes that are called together.
 
     Args:
         make: Their class.
@@ -121,8 +121,8 @@ class RolloutController:
     def prepare_batch(
         self, dataloader: Iterator[Any], workflow: RolloutWorkflow, *, count: int
     ) -> RolloutResult:
-        """The batch that the last call began; begins the next `count` episodes, which run while
-        the caller trains, with the weights of this call.
+        """Return the batch begun by the last call, and begin the next `count` episodes. These run
+        while the caller trains, with the weights of this call.
         """
         if not self._ahead:
             self._ahead = self._start(list(islice(dataloader, count)), workflow)
@@ -131,7 +131,7 @@ class RolloutController:
         return found
 
     def update_weights(self, weights: UploadedWeights) -> "Future[None]":
-        """Let all engines act with `weights`, after the episodes that were begun; does not wait."""
+        """Let all engines act with `weights` after the running episodes; does not wait."""
         arguments = (weights.version, weights.checksum, weights.reference)
         shares = [arguments] * len(self._processes.actors)
         return _all_done(self._processes.start("update_weights", shares))
@@ -165,7 +165,7 @@ class TrainController:
         self._make = make
 
     def update(self, batch: TensorDict) -> Metrics:
-        """`Actor.update` on the rows of `batch`, of which each rank takes a share."""
+        """`Actor.update` on the rows of `batch`; each rank takes a share."""
         started = self._processes.start("update", self._shares(batch))
         metrics: Metrics = self._processes.results(started)[0]
         return metrics
@@ -202,7 +202,7 @@ class TrainController:
 
     def _shares(self, batch: TensorDict) -> list[tuple[TensorDict]]:
         ends = list(accumulate(_sizes(len(batch), len(self._processes.actors))))
-        # cloned: a view would be sent with its whole storage
+        # clone, because a view would be sent with its whole storage
         return [(batch[begin:end].clone(),) for begin, end in pairwise([0, *ends])]
 
 
@@ -283,7 +283,7 @@ def _merged(results: Sequence[RolloutResult]) -> RolloutResult:
 
 
 def _all_done(references: Sequence[Any]) -> "Future[None]":
-    """Done when all are; the first error is its error."""
+    """A future that is done when all are; its error is the first error."""
     done: Future[None] = Future()
     left, lock = [len(references)], threading.Lock()
 

@@ -2,7 +2,7 @@
 
     from siirl.user_interface import own_loop as rl
 
-Every name is defined elsewhere and can be imported from there as well. siirl does not import this
+Every name is defined elsewhere and can also be imported from there. siirl does not import this
 module, because it imports torch and the engines. `docs/examples/own_text_training.py` trains with
 it.
 """

@@ -69,7 +69,7 @@ def test_what_a_filter_keeps_must_be_a_bool_for_each_trajectory(
 
 
 def test_a_function_that_takes_nothing_that_a_filter_is_given_is_refused() -> None:
-    with pytest.raises(ConfigError, match="filter getcwd takes no argument that is provided"):
+    with pytest.raises(ConfigError, match="filter getcwd takes none of the provided arguments"):
         register_filter("mine")(os.getcwd)
 
 

@@ -34,7 +34,7 @@ def test_the_reward_is_at_the_last_kept_token_after_a_hole():
 
 def test_an_episode_without_a_token_has_no_place_for_a_reward():
     with pytest.raises(
-        TensorError, match=r"rewards is 2\.0 in row 1, an episode in which no token was executed"
+        TensorError, match=r"rewards is 2\.0 in row 1, whose episode executed no token"
     ):
         reward_at_finish(rewards_B=torch.tensor([5.0, 2.0]), mask_BT=torch.tensor([[1, 1], [0, 0]]))
 

@@ -174,7 +174,7 @@ def test_a_robot_and_a_language_model_are_trained_by_one_run(tmp_path):
         ("{0:{}}", "agent_group of a node, without an entry in agents, '1'"),
         ("{0:{},1:{},2:{}}", "which no node of the graph has as its agent_group, '2'"),
         ("{0:{},1:{shares:2}}", "Unknown agent group in agents.1.shares '2'"),
-        ("{0:{},1:{shares:'0'}}", "shares='0' is no number of an agent group"),
+        ("{0:{},1:{shares:'0'}}", "shares='0' is not the number of an agent group"),
         ("{0:{},1:{shares:null}}", "for example shares: 0."),
         ("{0:{},1:{shares:1}}", "a group cannot share with itself"),
         ("{0:{shares:1},1:{shares:0}}", "name a group with its own weights"),

@@ -364,7 +364,7 @@ def test_a_truncated_file_is_refused_with_expected_and_found_size(tmp_path, name
     file.write_bytes(whole[:100])
     with pytest.raises(
         CheckpointError,
-        match=rf"{name} has another size than when it was saved. Expected: {len(whole)} bytes. Found: 100 bytes",
+        match=rf"{name} does not have the size that was saved. Expected: {len(whole)} bytes. Found: 100 bytes",
     ):
         job.resume()
 
@@ -387,7 +387,7 @@ def test_a_missing_file_is_refused(tmp_path):
     (job.save() / "state.pt").unlink()
     with pytest.raises(
         CheckpointError,
-        match=r"state.pt has another size than when it was saved.*Found: no such file",
+        match=r"state.pt does not have the size that was saved.*Found: no such file",
     ):
         job.resume()
 

@@ -75,11 +75,11 @@ def test_srpo_updates_the_shipped_flow_on_meta_world(tmp_path, noise):
             (sizes("sde"), "actor_rollout_ref.actor.entropy_coef=0.01"),
             r"entropy_coef=0\.01: .* options\.noise=learnt",
         ),
-        (("env.id=CartPole-v1",), "take a policy of tokens, such as model=tiny_vla"),
+        (("env.id=CartPole-v1",), "choose a policy with tokens, such as model=tiny_vla"),
         ((f"{OPTIONS}={{noise: white}}",), "noise='white' must be 'learnt'"),
         (
             ("actor_rollout_ref.model.path=assets/tiny_vla",),
-            "holds a tiny_vla: take model=tiny_vla",
+            "holds a tiny_vla: choose model=tiny_vla",
         ),
     ],
 )

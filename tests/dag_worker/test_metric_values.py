@@ -179,6 +179,6 @@ def test_metrics_that_are_not_a_mapping_are_named() -> None:
     worker.record(None)
     assert worker.reduce() == {}
     assert worker.take_warnings() == (
-        "Metric 'metrics of a node' is left out: a number or a list of numbers can be logged, and "
-        "this is of type list.",
+        "Metric 'metrics of a node' is left out: only a number or a list of numbers can be logged, "
+        "but this is of type list.",
     )

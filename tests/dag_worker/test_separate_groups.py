@@ -158,7 +158,7 @@ def raises_version(batch):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("moves_index", r"prompt with index 100\d, and the prompts that are run have \[\d\]"),
+        ("moves_index", r"prompt with index 100\d, but the running prompts have \[\d\]"),
         ("raises_version", "policy_version=7, which never acted on this rank"),
     ],
 )
@@ -250,7 +250,7 @@ def test_colocated_ranks_resume_after_the_prompts_that_a_stream_had_started(tmp_
     position = saved["rollouts"]["ledger"]["position"]
     assert rest["loader"]["position"] == position + 8
     assert step.warnings == (
-        f"{position - 2 * 8} prompts are left out: rollout ranks had started them at step 2, and "
+        f"{position - 2 * 8} prompts are skipped: rollout ranks had started them at step 2, and "
         "colocated ranks begin after them.",
     )
 
@@ -264,7 +264,7 @@ def test_a_schedule_says_how_many_prompts_of_a_stream_it_leaves_out(tmp_path):
     [schedule] = run_groups(tmp_path / "a", (*job, resume, FIXED, "trainer.total_steps=3"))
     [stream] = run_groups(tmp_path / "b", (*job, resume, "trainer.total_steps=3"))
     assert schedule.warnings == (
-        f"{left_out} prompts are left out: rollout ranks had started them at step 2, and a "
+        f"{left_out} prompts are skipped: rollout ranks had started them at step 2, and a "
         "schedule begins after them.",
     )
     assert stream.warnings == ()

@@ -119,7 +119,7 @@ def test_a_hostile_row_is_refused_with_its_place_and_a_remedy(images, text, told
         loader(path)
     assert "data.train_files" in str(refused.value)
     assert f"{path}, line 2" in str(refused.value)
-    assert "Correct the row, or take it out." in str(refused.value)
+    assert "Correct or remove the row." in str(refused.value)
 
 
 def test_a_model_without_vision_is_named(tmp_path):

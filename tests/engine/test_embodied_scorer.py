@@ -119,7 +119,7 @@ def test_a_policy_of_another_chunk_length_is_refused():
 def test_a_batch_without_observations_is_refused():
     with pytest.raises(
         TensorError,
-        match="needs pixel_values or proprioception; it has: instruction_ids, responses",
+        match="needs pixel_values or proprioception; this one has: instruction_ids, responses",
     ):
         embodied_scorer(
             TinyPolicy(), trajectories(2).exclude("pixel_values", "proprioception"), 1.0

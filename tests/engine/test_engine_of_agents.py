@@ -112,5 +112,5 @@ def test_a_request_that_an_engine_refuses_is_refused_to_its_episode(lockstep):
         team.expect(episodes=1, at_once=1)
         await team.agenerate(long)
 
-    with pytest.raises(Exception, match="the engine ends at 100"):
+    with pytest.raises(Exception, match="the engine's limit is 100"):
         asyncio.run(asyncio.wait_for(ask(), 600))

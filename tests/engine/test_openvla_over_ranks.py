@@ -1,6 +1,6 @@
 """OpenVLA on FSDP2: the gradient of two ranks is that of one, within float32 rounding.
 
-OpenVLA-OFT with action tokens and with a regression head, and the first form, whose distribution
+OpenVLA-OFT with action tokens and with a regression head, but the first form, whose distribution
 calls the language model after the module's own pass. Trained whole and by adapters.
 """
 

@@ -50,7 +50,7 @@ def test_a_plan_that_asked_for_the_memory_of_a_gpu_does_not_hinder_a_determinist
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda number: most_bytes)
     if most_bytes:
-        with pytest.raises(InvariantError, match="before CUDA computes, and it is None"):
+        with pytest.raises(InvariantError, match="before CUDA computes, but it is None"):
             set_deterministic(True)
     else:
         set_deterministic(True)

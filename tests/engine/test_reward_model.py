@@ -123,7 +123,7 @@ def test_the_reward_of_a_conversation_does_not_depend_on_its_batch(folder):
 def test_a_conversation_longer_than_the_model_fails_alone(saved):
     scores = scores_of(saved(length=64), "46", "x" * 100)
     assert list(scores.failed) == [1]
-    assert "tokens, and the reward model takes at most 64" in scores.failed[1]
+    assert "tokens, but the reward model takes at most 64" in scores.failed[1]
 
 
 def test_a_number_that_is_not_finite_is_no_reward(saved):
@@ -131,7 +131,7 @@ def test_a_number_that_is_not_finite_is_no_reward(saved):
 
 
 def test_a_classifier_with_two_outputs_is_refused(saved):
-    with pytest.raises(ConfigError, match="has 2 outputs, and a reward is one number"):
+    with pytest.raises(ConfigError, match="has 2 outputs, but a reward is one number"):
         scores_of(saved(labels=2), "46")
 
 

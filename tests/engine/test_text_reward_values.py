@@ -159,7 +159,7 @@ def test_a_score_whose_square_exceeds_float32_is_no_score():
 
 def test_a_score_below_the_range_of_floats_is_described_with_its_sign():
     assert judged(-(10**400)) == {
-        "failed": "it returned -inf, which is not a score: finite, and at most 1e+15 in size"
+        "failed": "it returned -inf, but a score must be finite and at most 1e+15 in size"
     }
 
 

@@ -121,7 +121,7 @@ def test_an_ungraded_episode_has_no_reward(make, name):
     )
     scores = make({"name": name, "path": None}).score(shown)
     assert scores.failed == {
-        1: f"{name}: the environment cannot grade this row, so there is no verdict to reward"
+        1: f"{name}: the environment cannot grade this row, so it has no verdict"
     }
     assert make({"name": "length"}).score(shown).reward_B.tolist() == [4.0, 4.0]
 
@@ -141,9 +141,9 @@ BAD = {
     "raise": "moody: RuntimeError: no such grade",
     "nan": "moody: it returned nan, which is not a score",
     "inf": "moody: it returned inf, which is not a score",
-    "text": "moody: it returned str, and a score is a number",
-    "none": "moody: it returned NoneType, and a score is a number",
-    "list": "moody: it returned list, and a score is a number",
+    "text": "moody: it returned str, but a score is a number",
+    "none": "moody: it returned NoneType, but a score is a number",
+    "list": "moody: it returned list, but a score is a number",
     "empty": "moody: it returned a dict without 'score'",
     "exit": "moody: it ended with status 3",
     "sleep": "moody: no answer within 5 s",
@@ -206,7 +206,7 @@ def test_a_batched_function_gets_lists(make):
         ),
         (
             ("a", "nan"),
-            {1: "many: it returned nan, which is not a score: finite, and at most 1e+15 in size"},
+            {1: "many: it returned nan, but a score must be finite and at most 1e+15 in size"},
         ),
     ],
 )

@@ -281,8 +281,8 @@ def test_an_episode_that_failed_at_its_reset_is_started_anew(replayable, tmp_pat
     assert said == calm
     assert (stats["env/replays"], stats["env/failures"]) == (0, 0)
     (first, second) = [record.message for record in caplog.records if record.name.endswith("slot")]
-    assert first == "Episode with seed 1 is started anew (failure 1, 2 allowed)."
-    assert second == "Episode with seed 1 is started anew (failure 2, 2 allowed)."
+    assert first == "Episode with seed 1 is started again (failure 1, 2 allowed)."
+    assert second == "Episode with seed 1 is started again (failure 2, 2 allowed)."
 
 
 def test_a_reset_that_fails_too_often_is_given_up_with_its_reason(tmp_path):

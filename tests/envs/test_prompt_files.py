@@ -168,7 +168,7 @@ def test_wrong_row_is_reported_with_file_place_and_remedy(tmp_path, name, change
     path = write(tmp_path / name, [columns(extra_info=None) | changes])
     with pytest.raises(
         ValueError,
-        match=rf"{name}, (row 0|line 1): .*{sentence}.*Correct the row, or take it out\.",
+        match=rf"{name}, (row 0|line 1): .*{sentence}.*Correct or remove the row\.",
     ):
         open_prompts(path).rows(0, 1)
 

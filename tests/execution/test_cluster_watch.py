@@ -61,7 +61,7 @@ def test_a_gcs_that_takes_connections_and_gives_no_answer_is_lost(monkeypatch) -
     ):
         ended.happened.wait()
     silent.set()
-    assert ended.with_ == (1, "the run failed: Ray's GCS takes connections and gives no answer.")
+    assert ended.with_ == (1, "the run failed: Ray's GCS accepts connections but does not answer.")
 
 
 def test_a_session_that_ends_by_itself_is_left_alone() -> None:

@@ -49,7 +49,7 @@ def test_a_raylet_that_stays_stopped_ends_the_run_after_half_a_minute() -> None:
     (sentence,) = sentences(watch, 1)
     assert (
         sentence
-        == "Ray's raylet on this machine (process 7) was stopped (SIGSTOP) for 30 s, and the run cannot continue without it."
+        == "Ray's raylet on this machine (process 7) was stopped (SIGSTOP) for 30 s. The run cannot continue without it."
     )
 
 

@@ -69,7 +69,7 @@ def test_cycle_is_named_node_by_node():
 def test_node_that_depends_on_itself_is_a_cycle():
     assert graph_of(a=["a"]).validate_graph() == (
         False,
-        "Graph 'g' has a cycle: a -> a. Take one of these dependencies out.",
+        "Graph 'g' has a cycle: a -> a. Remove one of these dependencies.",
     )
 
 

@@ -92,7 +92,7 @@ def test_larger_graph_comes_first_then_the_longer_chain():
 
 def test_fewer_ranks_than_graphs_is_refused():
     with pytest.raises(
-        ConfigError, match=r"3 graphs run side by side \(a, b, c\), but there are 2 ranks"
+        ConfigError, match=r"3 graphs run in parallel \(a, b, c\), but there are 2 ranks"
     ):
         TaskScheduler(1, 2).schedule_and_assign_tasks([graph("a"), graph("b"), graph("c")])
 

@@ -199,7 +199,7 @@ NODE = "{node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}"
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("", "must hold a mapping with the key 'nodes', and is empty"),
+        ("", "must hold a mapping with the key 'nodes', but is empty"),
         ("--- []\n--- []\n", "is not YAML"),
         (b"\xff\xfe\x00", "is not YAML"),
         (b"\x00\x01", "is not YAML"),

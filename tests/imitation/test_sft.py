@@ -193,7 +193,7 @@ def test_a_task_without_a_right_sample_is_named():
     assert describe_tasks(measured) == [
         "Sampled, by task: sums-2 25.0%, products-2 0.4%.",
         "Hardly ever right: products-2. Reinforcement learning gets almost no signal there: give "
-        "more --updates, or take an easier size.",
+        "more --updates, or choose an easier size.",
     ]
     assert describe_tasks({}) == []
 

@@ -88,7 +88,7 @@ def test_with_tools_the_calculator_is_called_and_its_result_is_not_the_models_ow
 
 def test_a_question_that_one_call_does_not_answer_is_refused():
     with pytest.raises(
-        ConfigError, match=r"does not answer '.3\*4\+5.%7=' of the task 'test': take sums-n"
+        ConfigError, match=r"does not answer '.3\*4\+5.%7=' of the task 'test': choose sums-n"
     ):
         ask_calculator(row(question="(3*4+5)%7=", truth="3"))
 

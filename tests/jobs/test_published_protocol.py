@@ -128,7 +128,7 @@ def test_episode_is_written_when_it_is_over_and_not_when_its_task_is(tmp_path: P
 def test_other_policy_is_not_mixed_in(tmp_path: Path) -> None:
     played(Player(), tmp_path / "episodes.jsonl")
     with pytest.raises(
-        CheckpointError, match="was evaluated with weights='abc', and this evaluation has 'xyz'"
+        CheckpointError, match="was evaluated with weights='abc', but this evaluation has 'xyz'"
     ):
         read_episodes(tmp_path / "episodes.jsonl", expected=DESCRIPTION | {"weights": "xyz"})
 
@@ -157,7 +157,7 @@ def test_episodes_with_other_placements_are_not_mixed_in(tmp_path: Path) -> None
             states=1,
         )
     with pytest.raises(
-        CheckpointError, match="with placements=None, and this evaluation has 'fixt"
+        CheckpointError, match="with placements=None, but this evaluation has 'fixt"
     ):
         read_episodes(file, expected=description)
 

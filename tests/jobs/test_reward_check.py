@@ -101,7 +101,7 @@ def test_the_shipped_policy_is_checked(tmp_path: Path, capsys: pytest.CaptureFix
         ((), "No policy given"),
         (("checkpoint=assets/tiny_vla", "steps=0"), "steps=0 must be a whole number from 1"),
         ((*CHECK, "reward=success"), "gives every failure 0"),
-        (("checkpoint=assets/tiny_lm", "env=math"), "compares robots' failures, and env=math is"),
+        (("checkpoint=assets/tiny_lm", "env=math"), "compares robots' failures, but env=math is"),
         ((*CHECK, "reward.encoder=assets/tiny_lm"), "reward.encoder=assets/tiny_lm cannot be load"),
         ((*CHECK, "reward.demonstrations=README.md"), "README.md holds no clips"),
         (("checkpoint=assets/vjepa_tiny",), "describes no policy of siirl: name the folder of"),

@@ -165,7 +165,7 @@ def changed_camera(**values: Any) -> str:
     ("name", "content", "sentence"),
     [
         ("meta/info.json", "{", "cannot be read"),
-        ("meta/info.json", "[]", "holds no JSON object"),
+        ("meta/info.json", "[]", "does not hold a JSON object"),
         ("meta/info.json", changed_info(codebase_version="v1.6"), "known are v2.1 and v3.0"),
         ("meta/info.json", changed_info(features={"a": 1}), "is incomplete"),
         (
@@ -177,10 +177,14 @@ def changed_camera(**values: Any) -> str:
         ("meta/info.json", changed_info(data_path="{episode_index:>900000000}"), "cannot be read"),
         ("meta/info.json", changed_info(video_path="a" * 5000), "not a file inside the data set"),
         ("meta/info.json", changed_info(chunks_size=0), "is incomplete"),
-        ("meta/info.json", changed_info(fps=0), r"fps=0, not above 0 and up to 10000"),
+        ("meta/info.json", changed_info(fps=0), r"fps=0, it must be above 0 and at most 10000"),
         ("meta/info.json", changed_info(fps=math.inf), "fps=inf"),
-        ("meta/info.json", changed_camera(shape="64"), "it is height, width and channels"),
-        ("meta/info.json", changed_camera(shape=[64, "64", 3]), "it is height, width and channels"),
+        ("meta/info.json", changed_camera(shape="64"), "it must be height, width and channels"),
+        (
+            "meta/info.json",
+            changed_camera(shape=[64, "64", 3]),
+            "it must be height, width and channels",
+        ),
         ("meta/info.json", changed_camera(shape=[10**6, 10**6, 3]), "of at most 16777216 pixels"),
         ("meta/episodes.jsonl", "{}\n", "is incomplete"),
         ("meta/episodes.jsonl", None, "cannot be read"),

@@ -216,9 +216,9 @@ def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
     gpus = [gpu for _, gpu in saw["on_gpus"]]
     assert [sorted(gpus[:2]), sorted(gpus[2:])] == [["0", "1"], ["0", "1"]]
     assert not saw["placed_meanwhile"]
-    assert "Waiting for 2 machine(s) with 2 free GPUs each, which others hold" in process.stderr
+    assert "Waiting for 2 machine(s) with 2 free GPUs each; others use them now" in process.stderr
     assert re.search(
-        r"asks for 3 machine\(s\), and the Ray cluster has 2 \(its GPUs: .* with 2, .* with 2\)",
+        r"asks for 3 machine\(s\), but the Ray cluster has 2 \(its GPUs: .* with 2, .* with 2\)",
         saw["refused"],
     )
 
@@ -236,7 +236,7 @@ def test_a_cluster_with_too_few_machines_is_refused_and_nothing_is_left(
     )
     assert run.wait() == REFUSED, run.text
     assert (
-        "trainer.nnodes=2 with trainer.n_gpus_per_node=1 asks for 2 machine(s), and the Ray "
+        "trainer.nnodes=2 with trainer.n_gpus_per_node=1 asks for 2 machine(s), but the Ray "
         "cluster has 1" in run.text
     )
     assert not run.outputs.exists()

@@ -111,5 +111,5 @@ def test_a_full_disk_is_refused_before_any_process_starts(small_disk: Path, star
     fill(small_disk, leave=30 * MEGABYTE)
     run = start_run(*ENDLESS, f"trainer.output_dir={small_disk}/runs")
     assert run.wait() == REFUSED, run.text
-    assert "MB free, and the run needs about" in run.text
+    assert "MB free, but the run needs about" in run.text
     assert [entry.name for entry in small_disk.iterdir()] == ["filler"]

@@ -63,7 +63,7 @@ def test_a_killed_rollout_rank_is_replaced_and_training_goes_on_with_every_promp
     after_step(run, 3)
     kill_one(run, "ray::_ReplaceableRank")
     assert run.wait() == 0, run.text
-    assert "another takes its place" in run.text
+    assert "and is replaced" in run.text
     assert "worker died" not in run.text
     assert re.search(r"^ +12/12", run.text, re.MULTILINE)
     [checkpoint] = run.outputs.glob("*/*/checkpoints/step_00000012")
@@ -112,7 +112,7 @@ def test_of_several_ranks_a_rollout_rank_is_replaced_and_a_training_rank_ends_th
     run = start_run(*words, "trainer.total_steps=2000", environment=environment)
     after_step(run, 2)
     os.kill(ranks_of(ray_home, "ray::_ReplaceableRank")[-1], signal.SIGKILL)
-    run.wait_until(lambda: "another takes its place" in run.text)
+    run.wait_until(lambda: "and is replaced" in run.text)
     done = last_saved(run)
     run.wait_until(lambda: last_saved(run) > done + 3)  # training continues
     os.kill(ranks_of(ray_home, "ray::_Rank")[-1], signal.SIGKILL)

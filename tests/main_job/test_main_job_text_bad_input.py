@@ -59,7 +59,7 @@ def plan(
             "no/such/folder",
             "actor_rollout_ref.model.path=no/such/folder: there is no folder no/such/folder; give "
             "a folder with config.json, "
-            "model.safetensors and a tokenizer, a hub id (organisation/model), or take "
+            "model.safetensors and a tokenizer, a hub id (organisation/model), or use "
             "model=tiny_lm.",
         ),
         (
@@ -75,7 +75,7 @@ def plan(
         (
             "null",
             "actor_rollout_ref.model.path=null names no language model: give a folder or a hub id, "
-            "or take model=tiny_lm.",
+            "or use model=tiny_lm.",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_tokenizer_with_which_no_response_could_end_is_refused(
     status, said = plan(f"actor_rollout_ref.model.path={folder}")
     assert status == REFUSED
     assert f"{folder} has n" in said  # neither ... nor, or no
-    assert "so that no response could end: set eos_token in its tokenizer_config.json." in said
+    assert "so no response could end: set eos_token in its tokenizer_config.json." in said
 
 
 def test_prompts_that_may_be_longer_than_the_model_are_refused_with_both_lengths(plan) -> None:
@@ -191,8 +191,8 @@ def test_prompts_that_may_be_longer_than_the_model_are_refused_with_both_lengths
     )
     assert status == REFUSED
     assert (
-        "data.max_prompt_length=4000 + data.max_response_length=64 = 4064 tokens, and the model "
-        "holds 2048: make them smaller" in said
+        "data.max_prompt_length=4000 + data.max_response_length=64 = 4064 tokens, but the model's "
+        "context has 2048: make them smaller" in said
     )
 
 
@@ -262,7 +262,7 @@ UNANSWERED = row(3, reward_model={"style": "rule", "ground_truth": None})
             [*map(row, range(ROWS_BEFORE_START)), UNANSWERED],
             [],
             "line 65: reward_model.ground_truth must be text or a finite number, got None. Correct "
-            "the row, or take it out.",
+            "or remove the row.",
         ),
         (
             [*map(row, range(20))],
@@ -318,7 +318,7 @@ def picture(*, width: int = 28, height: int = 28, cut: int | None = None) -> dic
         (["https://a.org/b.png"], "is an address on the web; download it"),
         (["b.png"], "there is no file"),
         ([], "the prompt has <image> 1 times, and images has 0 pictures"),
-        ([picture(width=2, height=500)], "the model does not take a picture given by its bytes"),
+        ([picture(width=2, height=500)], "the model does not accept a picture given by its bytes"),
     ],
     ids=["damaged", "web", "missing", "none", "ratio"],
 )

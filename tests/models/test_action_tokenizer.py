@@ -63,5 +63,5 @@ def test_numbers_reach_every_action_of_a_space_without_bounds():
 
 def test_a_space_of_whole_numbers_is_refused_with_the_remedy():
     space = gymnasium.spaces.Box(0, 5, (2,), np.int64)
-    with pytest.raises(ValueError, match="whole numbers, and policies output float32: make it"):
+    with pytest.raises(ValueError, match="whole numbers, but policies output float32: make it"):
         ActionTokenizer.for_space(space, bins=8)

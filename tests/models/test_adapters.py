@@ -205,14 +205,13 @@ def test_a_rank_above_the_smaller_side_of_a_layer_is_refused_with_both():
     )
     with pytest.raises(
         ConfigError,
-        match=r"rank=5 is more than layer narrow of 16 x 4 can have: "
-        r"make it at most 4, or .*=\[wide\]",
+        match=r"rank=5 is more than layer narrow of 16 x 4 allows: lower it to 4, or .*=\[wide\]",
     ):
         adapted_layers(model, LoraArguments(rank=5), layers=("narrow", "wide"))
     assert adapted_layers(model, LoraArguments(rank=16, target_modules=("wide",))) == ("wide",)
     with pytest.raises(
         ConfigError,
-        match=r"rank=17 is more than layer wide of 16 x 16 can have: make it at most 16\.",
+        match=r"rank=17 is more than layer wide of 16 x 16 allows: lower it to 16\.",
     ):
         adapted_layers(model, LoraArguments(rank=17, target_modules=("wide",)))
 

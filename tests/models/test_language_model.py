@@ -180,7 +180,7 @@ def test_an_unknown_hub_id_is_reported():
 
 def test_a_folder_without_config_or_weights_is_reported(saved):
     (saved / "model.safetensors").unlink()
-    with pytest.raises(MissingAssetError, match="no weights that can be read"):
+    with pytest.raises(MissingAssetError, match="no readable weights"):
         load_language_model(saved)
     (saved / "config.json").unlink()
     with pytest.raises(MissingAssetError, match=r"holds no config\.json"):
@@ -192,7 +192,7 @@ def test_a_truncated_weight_file_is_reported(saved):
     (saved / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(
         CheckpointError,
-        match=r"path=.*model\.safetensors \(\d+ bytes\) is not a whole safetensors file: "
+        match=r"path=.*model\.safetensors \(\d+ bytes\) is not a complete safetensors file: "
         r".* again\.$",
     ):
         load_language_model(saved)
@@ -214,7 +214,7 @@ def test_a_cut_file_of_several_in_the_hubs_cache_is_named_and_what_is_to_be_dele
     with pytest.raises(CheckpointError) as refused:
         load_language_model(snapshot)
     assert f"{last} (" in str(refused.value)
-    assert f"delete {last.resolve()}, and it is downloaded again" in str(refused.value)
+    assert f"delete {last.resolve()}, so that it is downloaded again" in str(refused.value)
 
 
 def test_missing_weights_are_not_drawn_at_random(saved):
@@ -268,7 +268,7 @@ def test_a_pipe_instead_of_a_file_is_refused_without_waiting(saved):
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "it is BertForMaskedLM"),
         (
             {"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]},
-            "take a model whose config.json names Qwen3ForCausalLM",
+            "choose a model whose config.json names Qwen3ForCausalLM",
         ),
         ({"model_type": "vit"}, "it is vit"),
         ({"model_type": "no_such_type"}, "no model type known to transformers"),

@@ -94,7 +94,7 @@ def test_weights_of_another_model_name_what_does_not_fit(folder):
 
 def test_a_config_of_something_else_is_refused(folder):
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    with pytest.raises(CheckpointError, match="it describes no policy of siirl"):
+    with pytest.raises(CheckpointError, match="it does not describe a siirl policy"):
         load_policy(folder)
 
 

@@ -180,7 +180,7 @@ def test_parts_of_an_oft_are_refused(tmp_path, part):
     for file in folder.glob("*.pt"):
         if part not in file.name:
             file.unlink()
-    with pytest.raises(CheckpointError, match=f"has a {part}, .* take model=openvla_oft"):
+    with pytest.raises(CheckpointError, match=f"has a {part}, .* choose model=openvla_oft"):
         policy_of(folder)
 
 

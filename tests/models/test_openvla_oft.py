@@ -358,7 +358,7 @@ def test_data_set_is_chosen_where_there_are_several(folder):
     ):
         policy_of(folder)
     assert policy_of(folder, statistics="object").action_tokenizer.quantiles.high[0] == 0.9
-    with pytest.raises(CheckpointError, match="no ranges of it"):
+    with pytest.raises(CheckpointError, match="lack its ranges"):
         policy_of(folder, statistics="bridge")
 
 
@@ -370,7 +370,7 @@ def test_data_set_is_chosen_where_there_are_several(folder):
             r"reads actor_rollout_ref\.model\.options\.images=2 cameras, and environment 'robot' "
             r"has 1",
         ),
-        (spec_of(actions=4), r"has the actions of LIBERO's robot, and 'robot' has Box"),
+        (spec_of(actions=4), r"has the actions of LIBERO's robot, but 'robot' has Box"),
     ],
 )
 def test_environment_that_does_not_fit_is_refused(folder, spec, message):
@@ -384,5 +384,5 @@ def test_model_needs_a_folder():
 
 
 def test_tiny_vla_with_a_folder_of_openvla_names_the_model(folder):
-    with pytest.raises(ConfigError, match="take model=openvla_oft, or model=openvla"):
+    with pytest.raises(ConfigError, match="choose model=openvla_oft or model=openvla"):
         load_policy(folder)

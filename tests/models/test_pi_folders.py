@@ -97,7 +97,7 @@ VISION = "model.paligemma_with_expert.paligemma.model.vision_tower.vision_model.
         ),
         (
             lambda w: w.pop(f"{VISION}embeddings.patch_embedding.weight"),
-            "has no .*patch_embedding.weight: it holds no whole pi0 of LeRobot",
+            "has no .*patch_embedding.weight: it is not a complete pi0 of LeRobot",
         ),
     ],
 )

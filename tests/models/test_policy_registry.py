@@ -90,6 +90,6 @@ def test_a_tiny_vla_refuses_options_that_its_weights_contradict(tmp_path):
     policy = build_policy("tiny_vla", path=str(tmp_path), spec=SPEC, seed=0, options={})
     policy.check_options(SPEC, options={"width": 8, "chunk_length": 8}, path=str(tmp_path))
     with pytest.raises(
-        CheckpointError, match=r"has width=16, and the weights in .* were made with width=8"
+        CheckpointError, match=r"has width=16, but the weights in .* were made with width=8"
     ):
         policy.check_options(SPEC, options={"width": 16}, path=str(tmp_path))

@@ -120,13 +120,13 @@ def test_options_without_a_meaning_are_refused(options, told):
 
 
 def test_discrete_actions_are_refused_with_the_remedy():
-    with pytest.raises(ValueError, match="take a policy of tokens, such as model=tiny_vla"):
+    with pytest.raises(ValueError, match="choose a policy with tokens, such as model=tiny_vla"):
         build_policy("tiny_flow_vla", path=None, spec=DISCRETE, seed=0, options={})
 
 
 def test_a_folder_of_the_other_tiny_policy_is_refused_with_its_name(tmp_path):
     save_policy(build(width=8), tmp_path)
-    with pytest.raises(ConfigError, match="holds a tiny_flow_vla: take model=tiny_flow_vla"):
+    with pytest.raises(ConfigError, match="holds a tiny_flow_vla: choose model=tiny_flow_vla"):
         build_policy("tiny_vla", path=str(tmp_path), spec=SPEC, seed=0, options={})
 
 

@@ -359,7 +359,7 @@ def test_an_interrupt_of_a_pipeline_function_is_no_fault_of_it(my_module):
 
 def test_function_that_returns_no_graph_is_refused(my_module):
     (my_module / "custom_pipeline.py").write_text("def nothing():\n    pass\n")
-    with pytest.raises(ConfigError, match="returned NoneType, and must return a TaskGraph"):
+    with pytest.raises(ConfigError, match="returned NoneType, but must return a TaskGraph"):
         load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:nothing")
 
 

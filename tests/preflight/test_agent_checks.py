@@ -56,7 +56,7 @@ def test_the_plan_says_whose_nodes_separate_ranks_run(chains):
     text = " ".join(render(prepare(job.config, check_early(job.config)).plan).split())
     chain = "get_rollout_{0} -> reward_{0} -> advantage_{0} -> train_{0} -> sync_weights_{0}"
     train = f"agent 0: {chain.format(0)}; agent 1: {chain.format(1)}"
-    assert f"group train rank 0 (as dag.groups says) on machine 0: {train}" in text
+    assert f"group train rank 0 (set by dag.groups) on machine 0: {train}" in text
     assert "agent 0: rollout_0 -> put_rollout_0; agent 1: rollout_1 -> put_rollout_1" in text
 
 
@@ -99,12 +99,12 @@ def test_agents_are_checked_by_the_rules_of_their_domain(chains):
         (
             "{0:{},1:{shares:0,actor_rollout_ref.actor.use_kl_loss:true}}",
             [],
-            "loads none: give both the KL, or neither",
+            "loads no reference: give both the KL, or neither",
         ),
         (
             "{0:{},1:{actor_rollout_ref.rollout.mode:sync}}",
             [*SEPARATE, "trainer.max_staleness=1"],
-            "agents.0 starts episodes all the time, and agents.1 step by step: a rollout rank does",
+            "agents.0 starts episodes continuously, but agents.1 step by step: a rollout rank does",
         ),
         (
             "{0:{},1:{}}",

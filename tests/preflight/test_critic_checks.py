@@ -53,9 +53,9 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
             ["pipeline=grpo", "algorithm.adv_estimator=gae"],
             "gae needs the values of a critic, which pipeline=grpo does not provide",
         ),
-        (["pipeline=dapo", "algorithm.adv_estimator=gae"], "take pipeline=ppo"),
-        (["pipeline=grpo", "algorithm.adv_estimator=remax"], "take pipeline=remax"),
-        (["pipeline=ppo", "algorithm.adv_estimator=remax"], "take pipeline=remax"),
+        (["pipeline=dapo", "algorithm.adv_estimator=gae"], "use pipeline=ppo"),
+        (["pipeline=grpo", "algorithm.adv_estimator=remax"], "use pipeline=remax"),
+        (["pipeline=ppo", "algorithm.adv_estimator=remax"], "use pipeline=remax"),
         (
             ["pipeline=ppo", "algorithm.adv_estimator=grpo"],
             "the values of a critic, which algorithm.adv_estimator=grpo does not read",
@@ -66,11 +66,11 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
         ),
         (
             ["pipeline=grpo", "trainer.critic_warmup=2"],
-            "trainer.critic_warmup=2 is read only with a critic, and pipeline=grpo has none",
+            "trainer.critic_warmup=2 is read only with a critic, but pipeline=grpo has none",
         ),
         (
             ["pipeline=grpo", "critic.optim.lr=0.1"],
-            "critic.optim.lr=0.1 is read only with a critic, and pipeline=grpo has none",
+            "critic.optim.lr=0.1 is read only with a critic, but pipeline=grpo has none",
         ),
         (
             ["pipeline=ppo", "critic.ppo_mini_batch_size=5"],
@@ -78,7 +78,7 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
         ),
         (
             ["pipeline=grpo", "algorithm.filter.max_refills=2"],
-            "max_refills=2 is read by DAPO's dynamic sampling, and pipeline=grpo has none",
+            "max_refills=2 is read by DAPO's dynamic sampling, but pipeline=grpo has none",
         ),
         (
             ["pipeline=grpo", "algorithm.filter.metric=success"],
@@ -86,7 +86,7 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
         ),
         (
             ["pipeline=dapo", "algorithm.overlong.buffer=64"],
-            "buffer=64 counts tokens of text, and env=metaworld takes",
+            "buffer=64 counts tokens of text, but env=metaworld takes",
         ),
     ],
 )

@@ -47,17 +47,17 @@ def test_a_key_that_only_text_reads_is_accepted_for_text() -> None:
         (
             TEXT,
             ["env=math", "pipeline=embodied_srpo"],
-            "pipeline=embodied_srpo rewards episode videos, and env=math is text",
+            "pipeline=embodied_srpo rewards episode videos, but env=math is text",
         ),
         (
             TEXT,
             ["env=math", "pipeline=grpo", "reward=srpo"],
-            "reward.name=srpo scores episodes of robots, and env=math is text",
+            "reward.name=srpo scores episodes of robots, but env=math is text",
         ),
         (
             TEXT,
             ["env=math", "pipeline=grpo", "model=tiny_vla"],
-            "model.policy=tiny_vla acts on images, and env=math is text",
+            "model.policy=tiny_vla acts on images, but env=math is text",
         ),
         (
             TEXT,
@@ -72,7 +72,7 @@ def test_a_key_that_only_text_reads_is_accepted_for_text() -> None:
         (
             TEXT,
             ["env=math", "actor_rollout_ref.actor.micro_batch_tokens=99"],
-            "the longest row fits no micro-batch",
+            "the longest row does not fit into a micro-batch",
         ),
         (
             TEXT,
@@ -97,7 +97,7 @@ def test_a_key_that_only_text_reads_is_accepted_for_text() -> None:
         ),
         (TEXT, ["env=math", "rollout=server"], "server.urls=[] names 0 servers"),
         (TEXT, [*SERVER, "trainer.n_gpus_per_node=2"], "the job has 2 ranks: name one for each"),
-        (TEXT, [*SERVER, "trainer.deterministic=true"], "take rollout=hf"),
+        (TEXT, [*SERVER, "trainer.deterministic=true"], "use rollout=hf"),
         (
             TEXT,
             ["env=math", "rollout=server", f"{SERVER_KEY}.urls=['localhost:8100']"],

@@ -107,7 +107,7 @@ def test_an_evaluation_uses_a_reward_only_where_rows_may_be_ungraded(words, name
         ),
         (
             [FILES, OWN, "pipeline=dapo", "algorithm.filter.metric=success"],
-            "and algorithm.filter.metric=success compares its grades",
+            "but algorithm.filter.metric=success compares its grades",
         ),
         (
             [FILES, OWN, "pipeline=grpo", "algorithm.filter.success_high=0.9"],

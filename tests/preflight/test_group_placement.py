@@ -57,10 +57,10 @@ def test_filled_in_rollout_ranks_all_get_prompts():
 @pytest.mark.parametrize(
     ("words", "reasons"),
     [
-        (["dag.groups={rollout: 4, train: 4}"], ["as dag.groups says"] * 2),
+        (["dag.groups={rollout: 4, train: 4}"], ["set by dag.groups"] * 2),
         (
             ["dag.groups={rollout: 4, train: null}"],
-            ["those that dag.groups leaves", "as dag.groups says"],
+            ["the rest of dag.groups", "set by dag.groups"],
         ),
         (
             [OPEN, "dag.apportion=even"],
@@ -86,7 +86,7 @@ def test_the_plan_says_that_sizes_were_moved_to_those_that_divide():
     train, _ = place(config, load_graph(config))
     assert "5 of 8 ranks" in train.why
     assert train.why.endswith(
-        "; the nearest number with which prompts and mini-batches divide is taken"
+        "; changed to the nearest number that divides prompts and mini-batches"
     )
 
 

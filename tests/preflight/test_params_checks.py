@@ -86,7 +86,7 @@ def test_shipped_jobs_have_no_problem(overrides: list[str]) -> None:
             ["trainer.val_episodes=900001"],
             "trainer.val_episodes=900001: a task has 900000 held-out seeds",
         ),
-        (["reward.encoder=null"], "compares videos: take reward.encoder=tiny"),
+        (["reward.encoder=null"], "compares videos: use reward.encoder=tiny"),
         (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success uses none"),
         (["actor_rollout_ref.rollout.n=1"], "needs at least 2"),
         (

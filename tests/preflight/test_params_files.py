@@ -67,13 +67,12 @@ def test_one_of_several_files_that_is_missing_or_truncated_is_named(
     second.write_bytes(second.read_bytes()[:-1])
     (truncated,) = problems(*model, f"actor_rollout_ref.model.path={shards}")
     assert truncated.startswith(f"actor_rollout_ref.model.path: {second} (")
-    assert "is not a whole safetensors file" in truncated
+    assert "is not a complete safetensors file" in truncated
     second.unlink()
     (missing,) = problems(*model, f"actor_rollout_ref.model.path={shards}")
     assert missing == (
         f"actor_rollout_ref.model.path: {shards} lacks {second.name}: model.safetensors.index.json "
-        "names 2 files that hold the weights "
-        "together. Copy or download what is missing."
+        "names 2 files that together hold the weights. Copy or download the missing ones."
     )
 
 
@@ -112,7 +111,7 @@ def test_a_truncated_file_is_refused_with_its_size(weights: Path, kept: int) -> 
     whole = file.read_bytes()
     file.write_bytes(whole[:kept])
     with pytest.raises(
-        CheckpointError, match=r"is not a whole safetensors file.*Copy or make it again"
+        CheckpointError, match=r"is not a complete safetensors file.*Copy or make it again"
     ):
         check_safetensors(file)
     assert str(file) in problems(f"actor_rollout_ref.model.path={weights}")[0]
@@ -178,7 +177,7 @@ def test_a_language_model_is_never_new_and_the_remedy_names_the_alternatives() -
     assert found.startswith(
         "actor_rollout_ref.model.path=no/such/folder: there is no folder no/such/folder; "
     )
-    assert found.endswith(f"{IN_ITS_PLACE}take model=tiny_lm.")
+    assert found.endswith(f"{IN_ITS_PLACE}use model=tiny_lm.")
     assert "null" not in found
 
 

@@ -50,7 +50,7 @@ def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
     found = [str(problem) for problem in devices(f"trainer.n_gpus_per_node={slots + 1}")]
     assert len(found) == 1
     assert (
-        f"trainer.n_gpus_per_node={slots + 1} asks for {slots + 1} ranks, and this machine has "
+        f"trainer.n_gpus_per_node={slots + 1} asks for {slots + 1} ranks, but this machine has "
         f"{slots} {kind}" in found[0]
     )
     assert f"make it at most {slots}" in found[0]
@@ -69,17 +69,17 @@ def test_a_cluster_is_asked_for_its_devices_when_it_is_reached() -> None:
     [
         (
             ["env.num_servers=17"],
-            "env.num_servers=17 asks for as many processes, and this machine has 2 cores: make it "
+            "env.num_servers=17 asks for as many processes, but this machine has 2 cores: make it "
             "at most 16.",
         ),
         (
             ["trainer.threads_per_rank=9"],
-            "threads_per_rank=9 asks for as many threads, and this machine has 2 cores: make it at "
+            "threads_per_rank=9 asks for as many threads, but this machine has 2 cores: make it at "
             "most 8.",
         ),
         (
             ["trainer.n_gpus_per_node=2", "trainer.threads_per_rank=5"],
-            "=5 for each of trainer.n_gpus_per_node=2 ranks makes 10 threads, and this machine has "
+            "=5 for each of trainer.n_gpus_per_node=2 ranks makes 10 threads, but this machine has "
             "2 cores: make it at most 4.",
         ),
         (["data.num_loader_workers=64"], "data.num_loader_workers=64 asks for as many processes"),
@@ -157,7 +157,7 @@ def test_a_backend_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_a_system_without_proc_is_refused_by_name() -> None:
     require_linux("linux")
     with pytest.raises(
-        ConfigError, match=r"^Runs need Linux, and this system is darwin: .* docs/installing\.md"
+        ConfigError, match=r"^Runs need Linux, but this system is darwin: .* docs/installing\.md"
     ):
         require_linux("darwin")
 
@@ -174,7 +174,7 @@ WIDTH = "actor_rollout_ref.rollout.tensor_model_parallel_size"
         (
             ["actor_rollout_ref.rollout.mode=async", f"{WIDTH}=4", "trainer.n_gpus_per_node=3"],
             (8, "GPU"),
-            "asks for 12 GPUs, and this machine has 8",
+            "asks for 12 GPUs, but this machine has 8",
         ),
     ],
 )
@@ -220,7 +220,7 @@ def test_nothing_leaves_a_gpu_on_a_machine_without_one() -> None:
         return [str(problem) for problem in problems]
 
     assert refused(*words, slots=cpus) == [
-        f"{word} frees a GPU's memory, and this machine has no GPU: leave it out." for word in words
+        f"{word} frees a GPU's memory, but this machine has no GPU: leave it out." for word in words
     ]
     assert refused(*words, slots=gpus) == []
     assert refused(*words, "cluster.address=10.0.0.1:6379", slots=cpus) == []

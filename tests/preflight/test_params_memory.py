@@ -67,7 +67,7 @@ def test_environments_and_images_that_take_far_more_than_all_memory_are_refused(
     (problem,) = refusals([], SPEC, total_memory_bytes=needed / 1.6)
     assert "= 2 x 4 environments with 2 tasks each take about 1.1 GB" in problem
     assert (
-        "12 x 8 trajectories 15 MB, and this machine has 697 MB of memory: lower env.num_servers "
+        "12 x 8 trajectories 15 MB, but this machine has 697 MB of memory: lower env.num_servers "
         "or env.envs_per_server, " in problem
     )
     assert refusals(["cluster.address=10.0.0.1:6379"], SPEC, total_memory_bytes=1.0) == []
@@ -198,7 +198,7 @@ def test_a_need_beyond_the_free_memory_is_reported() -> None:
     ("largest", "remedy"),
     [
         ("workers", "lower trainer.n_gpus_per_node"),
-        ("agent 1's policy and Adam", "take a smaller model"),
+        ("agent 1's policy and Adam", "use a smaller model"),
         ("images", "lower data.train_batch_size"),
         ("environments of agent 1", "lower env.num_servers"),
     ],

@@ -126,7 +126,7 @@ def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments()
     )
     assert long.needs.minutes == pytest.approx(6.0)
     cart_pole = one_line(render(plan_of(["env=gymnasium", "env.id=CartPole-v1"])))
-    assert "time an estimate is measured over the first step and printed after it" in cart_pole
+    assert "time the estimate is printed after the first step" in cart_pole
     bounded = plan_of(["env=gymnasium", "env.id=CartPole-v1", "trainer.max_minutes=6"])
     assert "time at most 6 minutes of training; an estimate" in one_line(render(bounded))
 

@@ -345,7 +345,7 @@ def test_an_engine_that_does_not_sleep_holds_its_memory_during_the_update(folder
 
 def test_a_model_that_fits_no_number_of_gpus_is_reported(folder: Any) -> None:
     (problem,) = gpu_problems(text(folder(QWEN)), QUESTIONS, gpu_bytes=4 * GIB)
-    assert "take a smaller model" in str(problem)
+    assert "use a smaller model" in str(problem)
 
 
 def test_a_row_of_the_first_openvla_has_a_pass_an_action(folder: Any) -> None:

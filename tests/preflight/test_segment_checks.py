@@ -45,13 +45,13 @@ def test_the_preset_is_sound():
     [
         (
             ["actor_rollout_ref.rollout.n=4"],
-            "n_steps=32 continues one episode in each environment, and "
+            "n_steps=32 continues one episode in each environment, but "
             "actor_rollout_ref.rollout.n=4",
         ),
-        (["reward=srpo"], "n_steps=32 rewards parts of episodes, and reward.name=srpo scores whole"),
+        (["reward=srpo"], "n_steps=32 rewards parts of episodes, but reward.name=srpo scores whole"),
         (
             ["data.task_sampling=learnable"],
-            "n_steps=32 has parts of episodes, and data.task_sampling=learnable counts successes",
+            "n_steps=32 has parts of episodes, but data.task_sampling=learnable counts successes",
         ),
         (
             ["data.train_batch_size=24"],
@@ -60,7 +60,7 @@ def test_the_preset_is_sound():
         ),
         (
             ["dag.groups={rollout: 1, train: 1}", "trainer.n_gpus_per_node=2"],
-            "n_steps=32 rolls out on the ranks that train, between two updates",
+            "n_steps=32 rolls out on the training ranks, between two updates",
         ),
         (
             ["actor_rollout_ref.actor.ppo_mini_batch_size=96"],
@@ -69,7 +69,7 @@ def test_the_preset_is_sound():
         ),
         (
             ["trainer.record_episodes=3"],
-            "trainer.record_episodes=3 is read by training on whole episodes, and "
+            "trainer.record_episodes=3 is read by training on whole episodes, but "
             "actor_rollout_ref.rollout.n_steps=32 cuts them",
         ),
     ],
@@ -81,7 +81,7 @@ def test_settings_that_do_not_fit_a_cut_are_refused(overrides, message):
 def test_a_pipeline_without_critic_has_no_value_behind_a_cut():
     without = (*JOB[:2], "pipeline=grpo")
     assert any(
-        "n_steps=4 is read only with a critic, and pipeline=grpo has none" in problem
+        "n_steps=4 is read only with a critic, but pipeline=grpo has none" in problem
         for problem in problems("actor_rollout_ref.rollout.n_steps=4", job=without)
     )
 

@@ -62,7 +62,7 @@ def unread(parsed: Parsed) -> list[str]:
         ),
         (
             "algorithm.overlong.penalty=0.5",
-            "algorithm.overlong.penalty=0.5 is read by text jobs only, and env=metaworld is not",
+            "algorithm.overlong.penalty=0.5 is read by text jobs only, but env=metaworld is not",
         ),
         (
             "env=math pipeline=grpo env.tasks=[sums-3] data.train_files=[train.jsonl]",
@@ -70,25 +70,25 @@ def unread(parsed: Parsed) -> list[str]:
         ),
         (
             "env=math pipeline=grpo env.kwargs.wording=words data.train_files=[train.jsonl]",
-            "env.kwargs.wording=words is read by generators of questions, and here "
+            "env.kwargs.wording=words is read by generators of questions, but here "
             "data.train_files has the questions: leave one of the two out.",
         ),
         (
             "env=sandbox pipeline=grpo env.kwargs.num_tests=20 env.kwargs.files=[a.jsonl]",
-            "env.kwargs.num_tests=20 is read by generators of questions, and here "
+            "env.kwargs.num_tests=20 is read by generators of questions, but here "
             "env.kwargs.files has",
         ),
         (
             "trainer.project_name=mine",
-            "trainer.project_name=mine is read by dashboards with projects, and trainer.logger",
+            "trainer.project_name=mine is read by dashboards with projects, but trainer.logger",
         ),
         (
             "reward=success reward.frame_every=4",
-            "reward.frame_every=4 is read by rewards that compare videos, and reward.name=success",
+            "reward.frame_every=4 is read by rewards that compare videos, but reward.name=success",
         ),
         (
             "env=math pipeline=grpo reward_model.path=x",
-            "reward_model.path=x is read with reward.name=model, and it is success",
+            "reward_model.path=x is read with reward.name=model, but it is success",
         ),
         (
             "env=math pipeline=grpo data.num_loader_workers=2",
@@ -126,7 +126,7 @@ def unread(parsed: Parsed) -> list[str]:
         ),
         (
             "algorithm.kl_ctrl.kl_coef=0.1",
-            "kl_ctrl.kl_coef=0.1 is read with algorithm.use_kl_in_reward=true, and it is false: "
+            "kl_ctrl.kl_coef=0.1 is read with algorithm.use_kl_in_reward=true, but that is false: "
             "set it",
         ),
         (
@@ -182,7 +182,7 @@ def unread(parsed: Parsed) -> list[str]:
         (
             f"{ACTOR}.optim.warmup_ratio=0.3",
             "warmup_ratio=0.3 is read only if actor_rollout_ref.actor.optim.warmup_steps is null, "
-            "and it is 4",
+            "but it is 4",
         ),
         (
             f"{ACTOR}.optim.scheduler=constant {ACTOR}.optim.warmup_steps=9",
@@ -222,7 +222,7 @@ def unread(parsed: Parsed) -> list[str]:
         ),
         (
             "dag.backend_threshold=2",
-            "dag.backend_threshold=2 is read by jobs of several ranks, and this job has one",
+            "dag.backend_threshold=2 is read by jobs of several ranks, but this job has one",
         ),
         (
             "pipeline=dapo algorithm.filter.name=truncation algorithm.filter.success_low=0.3",
@@ -257,7 +257,7 @@ def unread(parsed: Parsed) -> list[str]:
         ("profiler.steps=[3]", "profiler.steps=[3] is read with profiler.enable=true"),
         (
             "env=math pipeline=grpo reward.timeout_s=3",
-            "reward.timeout_s=3.0 is read by reward functions, and none are configured",
+            "reward.timeout_s=3.0 is read by reward functions, but none are configured",
         ),
         (
             "env=math pipeline=grpo custom_reward_function.name=json:loads reward.num_workers=2",
@@ -269,7 +269,7 @@ def unread(parsed: Parsed) -> list[str]:
         ),
         (
             f"env=math pipeline=grpo {MODEL}.options={{bins: 8}}",
-            "is read by robot jobs only, and env=math is text: the model folder defines",
+            "is read by robot jobs only, but env=math is text: the model folder defines",
         ),
         (
             "env=math pipeline=grpo trainer.record_episodes=3",
@@ -286,11 +286,11 @@ def unread(parsed: Parsed) -> list[str]:
         ),
         (
             "data.num_loader_workers=2",
-            "data.num_loader_workers=2 is read by text jobs only, and env=metaworld is not a text environment",
+            "data.num_loader_workers=2 is read by text jobs only, but env=metaworld is not a text environment",
         ),
         (
             "critic.optim.weight_decay=0.5",
-            "critic.optim.weight_decay=0.5 is read only with a critic, and pipeline=embodied_srpo "
+            "critic.optim.weight_decay=0.5 is read only with a critic, but pipeline=embodied_srpo "
             "has none",
         ),
     ],

@@ -35,7 +35,7 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
             ("actor_rollout_ref.actor.optim.lr=1e300",),
             "actor_rollout_ref.actor.optim.lr=1e+300 (command line) must be at most 10",
         ),
-        (("dag.pipeline=null",), "dag.pipeline=null, and no graph of your own is named: choose"),
+        (("dag.pipeline=null",), "dag.pipeline=null, but no custom graph is named: choose"),
         (("dag.pipeline=[grpo]",), "dag.pipeline=[grpo] (command line) must be text or null"),
         (("dag.pipeline=grp",), "Unknown pipeline 'grp'. Did you mean 'grpo'?"),
         (("env.image_size=100000",), "env.image_size=100000 (command line) must be at most 2048"),
@@ -128,13 +128,13 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             ("env=math", "pipeline=grpo", "reward.name=model"),
-            "reward.name=model needs a classifier, and reward_model.path=null",
+            "reward.name=model needs a classifier, but reward_model.path=null",
         ),
         (
             ("env=metaworld", "algorithm.filter.name=zero_variance"),
-            "algorithm.filter.name=zero_variance compares the rewards of a group, and "
-            "pipeline=embodied_srpo filters before it rewards: "
-            "take success_band or truncation",
+            "algorithm.filter.name=zero_variance compares the rewards of a group, but "
+            "pipeline=embodied_srpo filters before it computes rewards: use success_band or "
+            "truncation",
         ),
         (
             ("profiler.enable=true", "profiler.steps=[5,7]", "trainer.total_steps=4"),
@@ -156,7 +156,7 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             ("env=tools", "pipeline=grpo", "env.kwargs={tool_deadline_s: 16}"),
-            "env.deadline_s=60 replaces a server as hung, and a step of env.name=tools may take 64 s",
+            "env.deadline_s=60 replaces a server as hung, but a step of env.name=tools may take 64 s",
         ),
         (
             ("env=tools", "pipeline=grpo", "env.kwargs={tool_deadline_s: 1e-9}"),
@@ -237,7 +237,7 @@ def test_too_many_ranks_are_reported_with_the_sizes_that_do_not_fit_them(
 ) -> None:
     """Otherwise a user would fit the batch to ranks that the machine does not have."""
     first, second = refused((*GYM, "trainer.n_gpus_per_node=4097"), capsys).splitlines()[1:3]
-    assert "trainer.n_gpus_per_node=4097 asks for 4097 ranks, and this machine has" in first
+    assert "trainer.n_gpus_per_node=4097 asks for 4097 ranks, but this machine has" in first
     assert "data.train_batch_size=12 is not divisible by ranks" in second
 
 
@@ -248,7 +248,7 @@ def test_options_that_the_shipped_weights_do_not_have_are_refused(
         ("actor_rollout_ref.model.options={bins: 64}", "reward=success", "pipeline=grpo"), capsys
     )
     assert (
-        "actor_rollout_ref.model.options has bins=64, and the weights in assets/tiny_vla were made "
+        "actor_rollout_ref.model.options has bins=64, but the weights in assets/tiny_vla were made "
         "with bins=16: leave it out" in message
     )
 
@@ -278,7 +278,7 @@ def test_pictures_too_large_for_a_policy_are_refused_with_the_size_and_the_remed
     message = refused((*SRPO, *words), capsys)
     assert "(1, 2000, 2000, 3), uint8" in message
     assert "its weights take 1" in message
-    assert "Make the observations smaller: by env.kwargs, or gymnasium.wrappers" in message
+    assert "Make the observations smaller: with env.kwargs, or gymnasium.wrappers" in message
     assert "\n" not in message.rstrip()
 
 
@@ -286,7 +286,7 @@ def test_far_more_simulators_than_memory_are_refused(capsys: pytest.CaptureFixtu
     message = refused(
         ("env=metaworld", "pipeline=grpo", "env.num_servers=2", "env.envs_per_server=10000"), capsys
     )
-    assert "and this machine has" in message
+    assert "but this machine has" in message
     assert "lower env.num_servers or env.envs_per_server" in message
 
 
@@ -302,7 +302,7 @@ def test_far_more_simulators_than_memory_are_refused(capsys: pytest.CaptureFixtu
         ),
         (
             ("actor_rollout_ref.model.lora.rank=8",),
-            "lora.rank=8 is more than layer proprioception.0 of 256 x 4 can have: make it at most "
+            "lora.rank=8 is more than layer proprioception.0 of 256 x 4 allows: lower it to "
             "4, or name wider layers",
         ),
         (
@@ -336,8 +336,7 @@ def test_demonstrations_of_other_tasks_are_refused(
     np.savez(file, **{"push/000": np.zeros((2, 8, 8, 3), np.uint8)})
     message = refused((*SRPO, f"reward.demonstrations={file}"), capsys)
     assert (
-        "has clips of push, and this job has the tasks wait: take demonstrations of these"
-        in message
+        "has clips of push, but this job has the tasks wait: use demonstrations of these" in message
     )
 
 

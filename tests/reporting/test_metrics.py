@@ -156,7 +156,7 @@ def test_a_value_of_another_kind_counts_as_what_it_is_nearest_to() -> None:
     ("name", "value", "sentence"),
     [
         ("own", 1.0, "Metric 'own' is not declared: its mean over ranks is logged"),
-        ("reward/mean_score", 1.0, "takes Weighted.* counts as one thing per rank"),
+        ("reward/mean_score", 1.0, "takes Weighted.* counts as one item per rank"),
         ("env/steps", [1.0], "takes a number; got .* counts as its mean"),
         ("reward/score", 1.0, "takes a list of numbers; got 1.0, which counts as one value"),
         ("actor/lr", Unusable("a dict"), "Metric 'actor/lr' is left out: .* this is a dict"),

@@ -77,7 +77,7 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_little_space_is_refused_with_both_numbers_and_nothing_is_left(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has 5 MB free, and the run needs about 7 MB"):
+    with pytest.raises(ConfigError, match="has 5 MB free, but the run needs about 7 MB"):
         make_run_folder(
             config_for(tmp_path / "new"),
             needed_bytes=7_000_000,
@@ -179,7 +179,7 @@ def test_a_failing_disk_is_reported_with_the_remedy(tmp_path: Path, number: int)
         (folder / "metrics.jsonl").write_text("{}")
         raise OSError(number, os.strerror(number), "metrics.jsonl")
     expected = (
-        f"trainer.output_dir={tmp_path} cannot be written any more: {os.strerror(number)} "
+        f"trainer.output_dir={tmp_path} can no longer be written: {os.strerror(number)} "
         "(metrics.jsonl). Free some space."
     )
     assert str(caught.value) == expected

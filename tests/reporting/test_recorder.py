@@ -115,7 +115,7 @@ def test_a_uid_is_taken_once(tmp_path: Path) -> None:
     frames = moving_square(count=1, size=64)
     with VideoRecorder(tmp_path) as recorder:
         recorder.record(frames, sample("a"))
-        with pytest.raises(ValueError, match="has a video already"):
+        with pytest.raises(ValueError, match="already has a video"):
             recorder.record(frames, sample("a", success=True))
 
 

@@ -38,7 +38,7 @@ def test_a_sound_run_gets_no_warning() -> None:
 
 @pytest.mark.parametrize(
     ("reward", "remedy"),
-    [(0.0, "siirl warm-start"), (1.0, "take harder ones"), (0.3, "reward function")],
+    [(0.0, "siirl warm-start"), (1.0, "use harder ones"), (0.3, "reward function")],
 )
 def test_a_reward_that_is_constant_for_ten_steps_is_warned_of_once(
     reward: float, remedy: str

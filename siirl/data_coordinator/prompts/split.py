@@ -91,7 +91,7 @@ def check_lengths(*, max_prompt_length: int, max_response_length: int, model_len
             f"data.max_response_length={max_response_length} = "
             f"{max_prompt_length + max_response_length} tokens, but the model's context has "
             f"{model_length}: reduce them by "
-            f"{max_prompt_length + max_response_length - model_length}, or take a model with a "
+            f"{max_prompt_length + max_response_length - model_length}, or use a model with a "
             "longer context."
         )
 
@@ -142,5 +142,5 @@ def _nothing_left(train: PromptIndex, held_N: NDArray[np.bool_], max_prompt_leng
     return (
         f"Every training prompt is longer than data.max_prompt_length={max_prompt_length} tokens "
         f"(the shortest has {shortest}): "
-        "raise it, or take data.overlong_prompts=cut."
+        "raise it, or use data.overlong_prompts=cut."
     )

@@ -119,7 +119,7 @@ class PolicyFeatures(nn.Module):
         if policy.feature_size is None:
             raise ConfigError(
                 f"{type(policy).__name__} has no features for a critic: set its feature_size and "
-                "implement features and drop_head (siirl.models.Policy), or take a pipeline "
+                "implement features and drop_head (siirl.models.Policy), or use a pipeline "
                 "without critic, such as pipeline=grpo."
             )
         policy.drop_head()

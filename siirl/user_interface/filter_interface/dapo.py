@@ -6,7 +6,7 @@ determines how many more prompts are rolled out to replace them, at most one ste
 there is no update (`actor/updates` 0).
 
 Groups beyond `data.train_batch_size` are dropped, the latest prompts first: in the next step they
-would be of an older policy. Decisions use the groups of all ranks, and no state is kept between
+would come from an older policy. Decisions use the groups of all ranks, and no state is kept between
 steps.
 """
 

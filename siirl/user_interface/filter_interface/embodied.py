@@ -1,7 +1,7 @@
 """Dynamic sampling of embodied jobs: keeps groups in which rewards can differ.
 
 The rule is `siirl.algos.filters.srpo_keep`. This node gathers its metadata from all ranks and drops
-this rank's rows. It reads outcomes only and runs before the reward, so it never drops an
+this rank's rows. It reads only outcomes and runs before the reward, so it never drops an
 all-failure group that the trajectory reward ranks.
 """
 

@@ -212,7 +212,7 @@ def test_a_restarted_server_fails_its_episodes_and_trains_nothing(
     playground.server.worker.label = ""  # what a new process has
     playground.server.worker.siirl_set_temperature("1.0")
     playground.server.engine = playground.server._engine()
-    with pytest.raises(InvariantError, match="Nothing was trained on this rollout"):
+    with pytest.raises(InvariantError, match="This rollout was not trained on"):
         engine.rest()
     engine = engine_again(engine)
     assert "it was restarted, or another run uses it" in failure(engine)
