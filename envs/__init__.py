@@ -1,3 +1,3 @@
-"""Environments: text and simulators behind one asynchronous contract (`envs.base`). Independent of
-siirl, Ray and Hydra.
+"""Environments: text and simulators behind one asynchronous contract (`envs.base`). They do not
+depend on siirl, Ray or Hydra.
 """

@@ -64,7 +64,7 @@ class ThreeValueAdapter(Environment):
                 agents.
             batched: Whether actions, observations, rewards and infos are lists with one entry per
                 agent; by default if there are several agents. siiRL's documented MathEnv is batched
-                for one agent too.
+                even for one agent.
             options: Names of the options that the class's `reset` accepts in addition to `task`.
             dp_rank: Passed to `reset`; the caller shards, so the default is 0 of 1.
             ddp_world_size: Passed to `reset`.

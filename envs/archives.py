@@ -28,7 +28,7 @@ def check_archive(path: Path, *, most_bytes: int) -> None:
     """Refuse an archive whose entries unpack to more than `most_bytes`; reads only its directory.
 
     Raises:
-        ValueError: It is too large or no zip archive; the message has sizes and bound.
+        ValueError: It is too large or not a zip archive; the message has sizes and bound.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -43,7 +43,7 @@ def check_stored(path: Path) -> None:
     Raises:
         ValueError: It unpacks to more.
     """
-    if zipfile.is_zipfile(path):  # files of PyTorch before 1.6 are no zip
+    if zipfile.is_zipfile(path):  # files of PyTorch before 1.6 are not zip archives
         check_archive(path, most_bytes=path.stat().st_size)
 
 

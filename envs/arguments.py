@@ -34,7 +34,7 @@ def read_options(
     """
     options = options or {}
     if options.get("row") is not None and "row" not in further and spec.check_row is not None:
-        spec.check_row(options["row"])  # says why the environment asks no rows
+        spec.check_row(options["row"])  # its error says why the environment takes no rows
     known = ("task", "frames", *further)
     for name in options:
         if name not in known:
@@ -68,8 +68,8 @@ def checked_tasks(tasks: Sequence[str] | str) -> Sequence[str]:
     tasks = [tasks] if isinstance(tasks, str) else tasks
     if not tasks:
         raise ValueError(
-            "tasks must be a list of one or more, got an empty one; null takes the environment's "
-            "own."
+            "tasks must be a list of one or more, got an empty one; null selects the environment's "
+            "own tasks."
         )
     if len(set(tasks)) < len(tasks):
         raise ValueError(f"tasks has a task twice: {', '.join(tasks)}.")
@@ -91,7 +91,7 @@ def checked_choice(name: str, value: Any, known: Iterable[str]) -> str:
 
 
 def check_counts(**counts: Any) -> None:
-    """Require whole numbers of at least 1; None is no bound.
+    """Require whole numbers of at least 1; None means no bound.
 
     Raises:
         ValueError: Another value.

@@ -1,4 +1,5 @@
-"""The environment contract: asynchronous, Gymnasium's five values, and one call per action chunk.
+"""The environment contract: asynchronous methods, Gymnasium's five values, and one call per action
+chunk.
 
 An EnvServer in another process may step the environment, so everything here is picklable data.
 Rendering dominates a simulator's cost. `step_chunk` therefore renders only the observation after
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # a machine that only trains needs no gymnasium
+if TYPE_CHECKING:  # a machine that only trains does not need gymnasium
     import gymnasium
 
 # Keys of an embodied observation; an environment omits those it lacks.
@@ -39,7 +40,7 @@ Info = dict[str, Any]
 StepResult = tuple[Observation, float, bool, bool, Info]
 
 LARGEST_REWARD = 1e15
-"""Of a step, in size: squares of an episode's return stay finite in float32."""
+"""Largest size of a step's reward: squares of an episode's return stay finite in float32."""
 
 
 def is_reward(value: Any) -> bool:
@@ -79,12 +80,12 @@ class EnvSpec:
     """
     num_agents: int = 1
     """Number of acting agents N. For N > 1, `step` takes N actions and returns N observations and
-    an array of N rewards. An agent whose observation is None waits: its next action is None. So
-    agents act together, in turn, or both; until the episode ends at least one acts.
+    an array of N rewards. An agent whose observation is None waits: its next action is None. Agents
+    may thus act together, in turn, or both; until the episode ends, at least one acts.
     """
     agent_names: tuple[str, ...] = ()
     """Names of agents with different roles, in their order; empty for one agent, or several of one
-    role. Success of the episode is that of the first.
+    role. The episode's success is that of the first agent.
     """
     check_row: Callable[[Any], object] | None = None
     """Raises ValueError for a prompt row (`envs.prompt_files.PromptRow`) that
@@ -96,13 +97,13 @@ class EnvSpec:
     meaning. Statistics of success and return exclude them.
     """
     slowest_step_s: float = 0.0
-    """Seconds after which the environment itself ends its slowest step, by deadlines of its own (of
+    """Seconds after which the environment itself ends its slowest step, by its own deadlines (for
     tools); 0: it has none. `env.deadline_s` must not be shorter.
     """
     needs_opengl: bool = False
     """Whether the simulator renders with MuJoCo; a job then tests OpenGL before it starts."""
     notice: str = ""
-    """Caveat for readers of this environment's numbers; metric files, videos and reports show it.
+    """Caveat for readers of this environment's results; metric files, videos and reports show it.
     """
 
     def __post_init__(self) -> None:
@@ -138,13 +139,13 @@ def checked_turns(action: Any, *, acting: Sequence[int], spec: EnvSpec) -> list[
     """
     if not isinstance(action, list | tuple) or len(action) != spec.num_agents:
         raise ValueError(
-            f"step needs a list of {spec.num_agents} actions, one an agent, got "
+            f"step needs a list of {spec.num_agents} actions, one per agent, got "
             f"{type(action).__name__}."
         )
     for agent, entry in enumerate(action):
         name = spec.agent_names[agent] if spec.agent_names else str(agent)
         if entry is None and agent in acting:
-            raise ValueError(f"It is the turn of agent {name!r}, and its action is None.")
+            raise ValueError(f"It is the turn of agent {name!r}, but its action is None.")
         if entry is not None and agent not in acting:
             raise ValueError(f"Agent {name!r} waits, so its action must be None.")
     return list(action)
@@ -214,7 +215,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class FrameRequest:
-    """Requests a stream of frames in addition to the observations, for video encoder or recorder.
+    """Requests a stream of frames in addition to the observations, for a video encoder or the
+    recorder.
 
     Passed to `reset` as `options={"frames": {name: request}}`.
     """
@@ -242,7 +244,7 @@ class Frames:
 
 
 class EpisodeFailed(RuntimeError):
-    """The episode cannot be scored, and a replay would fail too: it counts as failed, without a
+    """The episode cannot be scored, and a replay would fail as well: it counts as failed, without a
     score.
 
     The environment stays usable; its next episode can be played.
@@ -265,7 +267,7 @@ class Environment(abc.ABC):
 
     asks_questions: ClassVar[bool] = False
     """Whether tasks are sources of questions: a task is the `data_source` of its questions. Checks
-    read it of the environments in `envs`.
+    read it for the environments in `envs`.
     """
 
     @abc.abstractmethod

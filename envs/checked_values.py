@@ -68,7 +68,7 @@ def check_step(spec: EnvSpec, result: Any) -> None:
 
 
 def check_unearned(spec: EnvSpec, reward: Any, acted: set[int]) -> None:
-    """Before its first action an agent has done nothing that a reward could be for."""
+    """Before its first action an agent has not earned a reward."""
     if spec.num_agents == 1:
         return
     for agent, value in enumerate(reward):
@@ -97,7 +97,7 @@ def check_observation(spec: EnvSpec, observation: Observation, where: str, *, en
     observations = [observation] if spec.num_agents == 1 else observation
     require(
         len(observations) == spec.num_agents,
-        f"{where} must return one observation an agent ({spec.num_agents})",
+        f"{where} must return one observation per agent ({spec.num_agents})",
     )
     require(
         ended or bool(acting_agents(observation, spec=spec)),
@@ -115,7 +115,7 @@ def check_member(space: spaces.Space[Any], value: Any, what: str) -> None:
         require(isinstance(value, Mapping), f"{what} must be a dict, got {type(value).__name__}")
         require(
             set(value) == set(space.spaces),
-            f"{what} has the keys {sorted(value)}, its space {sorted(space.spaces)}",
+            f"{what} has the keys {sorted(value)}, but its space has {sorted(space.spaces)}",
         )
         for key, part in space.spaces.items():
             check_member(part, value[key], f"{key!r} in {what}")
@@ -125,10 +125,12 @@ def check_member(space: spaces.Space[Any], value: Any, what: str) -> None:
             isinstance(value, np.ndarray), f"{what} must be an array, got {type(value).__name__}"
         )
         require(
-            value.dtype == space.dtype, f"{what} has dtype {value.dtype}, its space {space.dtype}"
+            value.dtype == space.dtype,
+            f"{what} has dtype {value.dtype}, but its space has {space.dtype}",
         )
         require(
-            value.shape == space.shape, f"{what} has shape {value.shape}, its space {space.shape}"
+            value.shape == space.shape,
+            f"{what} has shape {value.shape}, but its space has {space.shape}",
         )
         require(bool(np.isfinite(value).all()), f"{what} is not finite")
     require(space.contains(value), f"{what} is not in its space {space}")
@@ -170,7 +172,7 @@ def require_picklable(value: Any, what: str) -> None:
         pickle.dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise AssertionError(
-            f"{what} must be picklable, it travels between processes: {error}"
+            f"{what} must be picklable, because it is sent between processes: {error}"
         ) from error
 
 

@@ -65,7 +65,8 @@ async def _check(env: Environment, *, seed: int) -> None:
         require_equal(
             again,
             reference,
-            "the same seed and actions gave another episode: it must not depend on what ran before",
+            "the same seed and actions gave another episode: an episode must not depend on earlier "
+            "ones",
         )
         if not any(waits(played[0]) for played in reference):
             chunked = await _play(env, seed=seed, actions=actions, chunk=CHUNK)
@@ -183,7 +184,7 @@ async def _check_refusals(env: Environment, *, seed: int, actions: Sequence[Any]
     await must_raise(env.step_chunk([]), ValueError, "step_chunk without actions")
     if waits(opening):
         silent = [None] * env.spec.num_agents
-        await must_raise(env.step(silent), ValueError, "step without an action of who acts")
+        await must_raise(env.step(silent), ValueError, "step without an action of an acting agent")
         await must_raise(env.step(actions[0]), ValueError, "step with an action out of turn")
     for what, action in _bad_actions(env.spec.action_space):
         bad = action if env.spec.num_agents == 1 else [action] * env.spec.num_agents
@@ -221,7 +222,7 @@ async def _check_frames(env: Environment, *, seed: int, actions: Sequence[Any]) 
         await must_raise(
             env.reset(seed=seed, options={"frames": STREAMS}),
             ValueError,
-            "reset with frames where nothing can be seen",
+            "reset with frames in an environment without images",
         )
         return
     _, info = await _reset(env, seed=seed, options={"frames": STREAMS})
@@ -261,7 +262,7 @@ def _frames(info: Info, stream: str) -> Frames:
     part = info.get("frames", {}).get(stream)
     require(
         isinstance(part, Frames),
-        f"info must have `frames` with the stream {stream!r} that reset was asked for, got "
+        f"info must have `frames` with the stream {stream!r} that was requested at reset, got "
         f"{part!r}",
     )
     size = STREAMS[stream].size

@@ -1,11 +1,11 @@
-"""Any registered Gymnasium environment behind the contract: `env=gymnasium env.id=CartPole-v1`.
+"""Wraps any registered Gymnasium environment in the contract: `env=gymnasium env.id=CartPole-v1`.
 
 `envs.gymnasium_spaces` converts observations and actions. Frame streams come from Gymnasium's
-`rgb_array` rendering, scaled to the requested size. Success is reported if the infos have
-`is_success` or `success`, as one step at construction shows. An environment that a package
-registers at import has Gymnasium's form of name: `env.id=my_package:MyEnv-v0`.
+`rgb_array` rendering, scaled to the requested size. Success is reported if the infos of a first
+step, taken at construction, have `is_success` or `success`. Environments that a package registers
+at import are named in Gymnasium's form: `env.id=my_package:MyEnv-v0`.
 
-Left out: other renderings than pictures. Pictures are converted with NumPy only.
+Left out: renderings other than images. Images are converted with NumPy only.
 """
 
 import copy
@@ -144,8 +144,7 @@ class GymnasiumEnv(Environment):
         """Return the current picture at its native size, uint8 [height, width, 3]."""
         if not self.spec.renders:
             raise RuntimeError(
-                f"Gymnasium environment {self.spec.tasks[0]!r} cannot be rendered here: there is "
-                "nothing to see."
+                f"Gymnasium environment {self.spec.tasks[0]!r} cannot be rendered here."
             )
         if not self._started:
             raise RuntimeError("There is nothing to render: call reset first.")
@@ -168,18 +167,18 @@ class GymnasiumEnv(Environment):
         if np.size(reward) != 1:
             raise Misbehaved(
                 f"Gymnasium environment {self.spec.tasks[0]!r} returned {np.size(reward)} rewards, "
-                f"{reward}, and a step has one: wrap it, so that their sum or one of them counts."
+                f"{reward}, but a step has one: wrap it to return their sum or one of them."
             )
         value = np.asarray(reward).reshape(())
         if value.dtype.kind not in "biuf":
             raise Misbehaved(
-                f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward!r}, and a "
-                "reward is a number."
+                f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward!r}, but a "
+                "reward must be a number."
             )
         return float(value)
 
     def _user_code(self, method: str) -> AbstractContextManager[None]:
-        """Names the environment, the step and the line for anything that `method` raises."""
+        """Name the environment, the step and the line in any error of `method`."""
         where = f"Gymnasium environment {self.spec.tasks[0]!r}: {method}"
         if method == "step":
             where += f" {self._step + 1}"
@@ -202,8 +201,8 @@ class GymnasiumEnv(Environment):
         array = np.asarray(value)
         if array.size != 1 or array.dtype.kind not in "biuf" or array.reshape(()) not in (0, 1):
             raise Misbehaved(
-                f"Gymnasium environment {self.spec.tasks[0]!r} returned {name}={value!r}, which is "
-                "true or false."
+                f"Gymnasium environment {self.spec.tasks[0]!r} returned {name}={value!r}, which "
+                "must be true or false."
             )
         return bool(array.reshape(()))
 
@@ -211,7 +210,7 @@ class GymnasiumEnv(Environment):
         if not isinstance(raw, Mapping):
             raise Misbehaved(
                 f"Gymnasium environment {self.spec.tasks[0]!r} returned {raw!r} as its info after "
-                f"{self._step} steps, which is a dict."
+                f"{self._step} steps, which must be a dict."
             )
         info: Info = {"task": self.spec.tasks[0]}
         if self._success_key is not None:
@@ -238,7 +237,7 @@ def _registered(id: str) -> EnvRegistration:
     try:
         return gymnasium.spec(name)
     except (error.Error, ModuleNotFoundError) as unknown:
-        # unregistered, deprecated, or no id at all
+        # unregistered, deprecated, or not an id
         nearest = difflib.get_close_matches(name, gymnasium.registry, n=5)
         hint = (
             f" Nearest: {', '.join(nearest)}."
@@ -307,7 +306,7 @@ def _draws(registered: EnvRegistration) -> bool:
 
 
 def _takes_render_mode(creator: Any) -> bool:
-    """Whether a constructor has the argument, which environments without pictures leave out."""
+    """Whether a constructor has the argument; environments without images lack it."""
     try:
         parameters = inspect.signature(creator).parameters.values()
     except ValueError:  # compiled, without a signature
@@ -316,10 +315,10 @@ def _takes_render_mode(creator: Any) -> bool:
 
 
 def _choose_renderer() -> bool:
-    """Choose MuJoCo's renderer; whether MuJoCo can draw here.
+    """Choose MuJoCo's renderer; return whether MuJoCo can render here.
 
-    MuJoCo and packages of robots read the choice when they are imported, and without one they open
-    a window, which ends the process on a machine without a display.
+    MuJoCo and robot packages read the choice at import. Without one they open a window, which ends
+    the process on a machine without a display.
     """
     try:
         choose_backend()
@@ -333,8 +332,8 @@ def _require_spaces(env: gymnasium.Env[Any, Any], *, name: str) -> None:
         space = getattr(env, kind, None)
         if not isinstance(space, gymnasium.Space):
             raise ValueError(
-                f"Gymnasium environment {name!r} has {kind} {space!r}, which is no space of "
-                "Gymnasium's: set it in the environment's constructor."
+                f"Gymnasium environment {name!r} has {kind} {space!r}, which is not a Gymnasium "
+                "space: set it in the environment's constructor."
             )
 
 
@@ -342,7 +341,7 @@ def _parts(returned: Any, form: str, *, name: str) -> tuple[Any, ...]:
     """The values that `reset` or `step` returned.
 
     Raises:
-        Misbehaved: Another number of them, or no dict at the end.
+        Misbehaved: Another number of values, or the last one is not a dict.
     """
     wanted = form.count(",") + 1
     found = len(returned) if isinstance(returned, tuple) else None
@@ -355,7 +354,7 @@ def _parts(returned: Any, form: str, *, name: str) -> tuple[Any, ...]:
     if not isinstance(returned[-1], Mapping):
         raise Misbehaved(
             f"Gymnasium environment {name!r} returned {returned[-1]!r} as the info of {form}, "
-            "which is a dict."
+            "which must be a dict."
         )
     return tuple(returned)
 
@@ -364,7 +363,7 @@ def _success_key(env: gymnasium.Env[Any, Any], *, name: str) -> str | None:
     """The key of success in the infos; one reset and one step show it.
 
     Raises:
-        Misbehaved: `reset` or `step` of another form than Gymnasium's, or that raised.
+        Misbehaved: `reset` or `step` raised, or its result differs from Gymnasium's form.
     """
     while isinstance(env, MADE_BY_GYMNASIUM):  # they unpack the values before they can be counted
         env = env.env

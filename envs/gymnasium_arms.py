@@ -1,7 +1,7 @@
-"""Arms of gymnasium-robotics and robosuite as Gymnasium environments that a policy sees.
+"""Arms of gymnasium-robotics and robosuite as Gymnasium environments with images.
 
-An observation has a picture, the robot's own state and the task in words; poses of objects and of
-the goal are in the picture only. Physics, actions, rewards and success are the packages' own:
+An observation has an image, the robot's own state and the task as text; poses of objects and of the
+goal appear only in the image. Physics, actions, rewards and success come from the packages:
 `env=gymnasium env.id=envs.gymnasium_arms:arms/FetchReach-v0`, or the presets `env=fetch_reach`,
 `env=fetch_push` and `env=robosuite_lift`. `expert` is a scripted expert for `siirl warm-start`.
 
@@ -26,7 +26,7 @@ from envs.offscreen import choose_backend
 STATE, PICTURE, MISSION = "state", "picture", "mission"
 MOST_CHARACTERS = 100
 FETCH_CAMERA = {
-    # closer than the package's: the goal is a ball of 2 cm
+    # closer than the package's camera: the goal is a ball of 2 cm
     "distance": 1.1,
     "azimuth": 132.0,
     "elevation": -35.0,
@@ -44,7 +44,7 @@ Vector = NDArray[np.float32]
 
 
 class Arm(gymnasium.Env[Any, Any]):
-    """What the arms have in common: their spaces, and the picture as observation and as frame."""
+    """Common base of the arms: their spaces, and the image as observation and as frame."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium declares its type)
     mission: str
@@ -122,7 +122,7 @@ class FetchArm(Arm):
         return np.append(np.clip((target - hand) / STEP_M, -1.0, 1.0), 0.0).astype(np.float32)
 
     def _push(self, hand: NDArray[Any], goal: NDArray[Any]) -> NDArray[Any]:
-        """Where the hand is to be: above and then behind the block, or further along."""
+        """Target of the hand: above and then behind the block, or further along."""
         block = self._raw["achieved_goal"]
         away = (goal - block)[:2]
         distance = float(np.linalg.norm(away))
@@ -162,7 +162,7 @@ class LiftArm(Arm):
             has_renderer=False,
             has_offscreen_renderer=False,
             use_camera_obs=False,
-            hard_reset=False,  # compiling the scene anew takes a second
+            hard_reset=False,  # recompiling the scene takes a second
             ignore_done=True,
         )
         self.model = self.env.sim.model._model
@@ -181,7 +181,7 @@ class LiftArm(Arm):
         np.random.seed(_words(seed))
         try:
             gripper = self.env.robots[0].gripper
-            gripper.current_action = np.zeros(gripper.dof)  # a reset keeps it otherwise
+            gripper.current_action = np.zeros(gripper.dof)  # otherwise a reset keeps it
             self._raw: Any = self.env.reset()
         finally:
             np.random.set_state(kept)
@@ -234,7 +234,7 @@ class LiftArm(Arm):
 
 
 def _words(seed: int | None) -> int | list[int] | None:
-    """The seed for NumPy's global generator, which takes larger numbers as words of 32 bits."""
+    """The seed for NumPy's global generator, which takes large numbers as 32-bit words."""
     if seed is None or seed < 1 << 32:
         return seed
     return [seed >> low & 0xFFFFFFFF for low in range(0, seed.bit_length(), 32)]

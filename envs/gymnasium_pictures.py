@@ -1,4 +1,4 @@
-"""Pictures in a Gymnasium observation: the forms in which environments and wrappers give them.
+"""Forms of pictures in the observations of Gymnasium environments and wrappers.
 
 A uint8 `Box` is one picture or a stack of frames:
 
@@ -7,8 +7,8 @@ A uint8 `Box` is one picture or a stack of frames:
     [H, W, K], [K, H, W]               K grey frames, K / 3 coloured ones if 3 divides K
     [K, H, W, C], [K, C, H, W]         K frames of C = 1 or 3 channels (FrameStackObservation)
 
-Channels are the axis that is shorter than both sides. Except for the first line, a Box ranges from
-0 to 255 and has sides of at least 8 pixels; others are numbers.
+The channel axis is shorter than both sides. Except for the first line, the Box must range from 0 to
+255 and have sides of at least 8 pixels; other boxes are read as numbers.
 """
 
 # K frame, H row, W column, C channel
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 CHANNELS = (1, 3)
 SMALLEST_SIDE = 8
-LARGE_TABLE = 16  # sides of a table that may be meant as a picture
+LARGE_TABLE = 16  # side length from which a table may be meant as a picture
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class PictureForm:
 
 
 def picture_form(space: spaces.Space[Any]) -> PictureForm | None:
-    """The form of a leaf; None: it is no picture."""
+    """The form of a leaf; None: it is not a picture."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return None
     shape = space.shape

@@ -1,17 +1,17 @@
-"""Gymnasium's spaces in the contract's form: leaves of an observation to its keys, actions to
-`Box` or `Discrete`.
+"""Maps Gymnasium's spaces to the contract: leaves of an observation to its keys, actions to `Box`
+or `Discrete`.
 
 Observations. `Dict` and `Tuple` are walked to their leaves, in Gymnasium's order. Pictures are
-stacked under `images`, texts (a mission) are joined by line ends under `instruction`, and all other
+stacked under `images`, texts (a mission) are joined by newlines under `instruction`, and all other
 leaves are flattened into one float32 vector under `proprioception`.
 
-Actions. `Discrete` counts from 0, a `Box` of any shape and floating-point type is one of A
-dimensions and float32. `MultiDiscrete`, `MultiBinary` and a `Box` of whole numbers with A decisions
-become a Box of A dimensions, which a policy bins: dimension i ranges over [-0.5, n_i - 0.5], and
+Actions. `Discrete` counts from 0. A `Box` of any shape and floating-point type becomes a float32
+Box of A dimensions. `MultiDiscrete`, `MultiBinary` and a `Box` of whole numbers with A decisions
+become a Box of A dimensions, which a policy bins. Dimension i ranges over [-0.5, n_i - 0.5], and
 the nearest whole number is the decision, so every decision has an equal share of the range.
 
-Left out: observations of graphs, sequences and alternatives (`OneOf`), which have no fixed size,
-and actions that are texts or composed, which no policy of siirl outputs. They are refused.
+Left out: observations that are graphs, sequences or alternatives (`OneOf`), which have no fixed
+size, and actions that are texts or composed, which no siirl policy outputs. They are refused.
 """
 
 import math
@@ -28,11 +28,11 @@ from envs.surrogates import without_surrogates
 from envs.text import ModelText, shortened
 
 MAX_INSTRUCTION_CHARACTERS = 1 << 16
-MOST_VALUES = 1 << 22  # float32 holds the halves between so many whole numbers
+MOST_VALUES = 1 << 22  # float32 represents the halves between this many whole numbers
 VECTORS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 Path = tuple[str | int, ...]
-"""Keys of `Dict` and places in `Tuple` on the way to a leaf."""
+"""Keys of `Dict` and positions in `Tuple` on the path to a leaf."""
 
 
 class ObservationLayout:
@@ -50,7 +50,7 @@ class ObservationLayout:
         self._vectors: dict[Path, spaces.Space[Any]] = {}
         entries: dict[str, spaces.Space[Any]] = {}
         self.notice = ""
-        """Leaves that a reader of the space may take for pictures, and that are read as numbers."""
+        """Leaves that look like pictures but are read as numbers."""
         for path, leaf in _leaves(space):
             form = picture_form(leaf)
             if form is not None:
@@ -139,8 +139,8 @@ class ActionLayout:
             self.space = spaces.Discrete(int(space.n))
         elif isinstance(space, spaces.Box) and not math.prod(space.shape):
             raise ValueError(
-                f"Gymnasium environment {name!r} has actions {space}, which hold no number: there "
-                "is nothing to decide."
+                f"Gymnasium environment {name!r} has actions {space}, which contain no number: "
+                "there is nothing to decide."
             )
         elif isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
             low, high = (side.astype(np.float32).reshape(-1) for side in (space.low, space.high))
@@ -166,7 +166,7 @@ class ActionLayout:
             counted_A = np.clip(np.floor(action + 0.5).astype(np.int64), 0, numbers_A - 1)
             return (counted_A + self._first).reshape(native.shape).astype(native.dtype)
         assert isinstance(native, spaces.Box)
-        # the bounds of float32 may lie beyond those of another type by its rounding
+        # the float32 bounds may exceed those of another type by rounding
         values = action.astype(native.dtype).reshape(native.shape)
         return np.asarray(np.clip(values, native.low, native.high))
 
@@ -175,8 +175,8 @@ def _flat(leaf: spaces.Space[Any], value: Any) -> NDArray[Any]:
     """A member of a space of `VECTORS` as a vector; Gymnasium's own function checks nothing.
 
     Raises:
-        ValueError: No member, but for numbers beyond the bounds of a Box, which intact simulators
-            return.
+        ValueError: The value is not a member. Numbers beyond the bounds of a Box are accepted,
+            because working simulators return them.
     """
     array, shape = np.asarray(value), leaf.shape or ()
     if value is None or array.size != math.prod(shape):
@@ -189,7 +189,7 @@ def _flat(leaf: spaces.Space[Any], value: Any) -> NDArray[Any]:
     with np.errstate(invalid="ignore"):  # NaN differs from every whole number
         member = array.reshape(shape).astype(leaf.dtype)
     if (member != array.reshape(shape)).any() or not leaf.contains(member):
-        raise ValueError(f"{shortened(value)} is no member of {leaf}")
+        raise ValueError(f"{shortened(value)} is not a member of {leaf}")
     return np.asarray(spaces.flatten(leaf, member))
 
 

@@ -1,12 +1,12 @@
-"""robosuite's operational-space controller of LIBERO's arm, without repeated computations.
+"""robosuite's operational-space controller for LIBERO's arm, without repeated computations.
 
 robosuite 1.4.0 computes the whole dynamics three times per physics step: before the controller, in
 the controller, and in the step. Positions and velocities are the same each time; only the
 constraint solver continues from its last solution, and torques enter at the end. Here positions and
 velocities are computed once, and the solver runs as often as in robosuite. Names and matrices are
 resolved once per simulator, and unread observables are not recorded. Matrices and torques come from
-robosuite's compiled functions, on the same numbers in the same memory order: positions are equal to
-the last bit (a test).
+robosuite's compiled functions, on the same numbers in the same memory order, so positions are equal
+to the last bit (tested).
 """
 
 import importlib
@@ -74,7 +74,7 @@ class ArmControl:
         )
         self._moves, self._turns = np.empty((3, model.nv)), np.empty((3, model.nv))
         self._masses = np.empty((model.nv, model.nv))
-        self._goal: NDArray[Any] | None = None  # of an action that has not started
+        self._goal: NDArray[Any] | None = None  # goal of an action that has not started
         self._closing = np.zeros(2)
         # In the column order of robosuite's indexing: rounding of matrix products depends on memory
         # order.

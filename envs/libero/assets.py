@@ -18,7 +18,7 @@ from envs.libero.stand_in.stand_ins import stand_in_files, stand_in_folder
 
 AUTO, STAND_IN = "auto", "stand_in"
 LABEL = "stand-in"
-HUB_REPOSITORY = "lerobot/libero-assets"  # where hf-libero 0.1.4 itself looks
+HUB_REPOSITORY = "lerobot/libero-assets"  # the repository that hf-libero 0.1.4 uses
 NOTICE = (
     "LIBERO runs on stand-in assets: geometry that this project generates, not the benchmark's. "
     "Success rates on it are NOT LIBERO scores. Set env.assets to a folder of LIBERO's assets for "
@@ -87,7 +87,7 @@ def find_assets(wanted: str | Path) -> Assets:
 def missing_files(folder: Path) -> list[str]:
     """Return needed files below `folder` that are missing or empty.
 
-    The five suites need descriptions, and the meshes and textures that these name.
+    The five suites need descriptions, and the meshes and textures named in them.
 
     Raises:
         DamagedDescription: A description is unreadable.
@@ -156,7 +156,7 @@ def _auto_folder() -> Path | None:
         fault = _fault(folder) if folder.is_dir() else None
         if fault is not None:
             warnings.warn(
-                f"The folder {folder} {fault}; env.assets={AUTO} looks further.",
+                f"The folder {folder} {fault}; env.assets={AUTO} tries the next source.",
                 IncompleteAssetsWarning,
                 stacklevel=2,
             )
@@ -174,7 +174,7 @@ def _auto_folder() -> Path | None:
     except (HTTPError, OSError, ValueError) as error:
         # the hub's own errors are OSErrors, broken connections are not
         warnings.warn(
-            f"LIBERO's assets could not be had from the hub ({error}).",
+            f"LIBERO's assets could not be downloaded from the hub ({error}).",
             StandInWarning,
             stacklevel=2,
         )

@@ -67,7 +67,7 @@ def import_libero() -> Any:
     """
     if "libero.libero.envs" in sys.modules:
         return sys.modules["libero.libero.envs"]
-    choose_backend()  # before MuJoCo and robosuite are imported, which read MUJOCO_GL then
+    choose_backend()  # before the imports of MuJoCo and robosuite, which read MUJOCO_GL
     config = cache_folder() / "config"
     _write_config(config)
     # robosuite's functions, compiled once: 5 s
@@ -116,7 +116,7 @@ def _write_config(folder: Path) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-        # servers start at the same time: replace it whole
+        # servers start at the same time, so replace the file atomically
         file.write(text)
     os.replace(file.name, path)
 

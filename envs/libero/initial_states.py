@@ -18,14 +18,14 @@ from envs.archives import MEBIBYTE, read_entry
 States = Literal["split", "all"]
 STATES = 50  # of each task
 HELD_OUT_EVERY = 5  # states 4, 9, ..., 49 are for evaluation
-# of a file's content and of its array; the benchmark's largest takes 50 kB
+# of a file's content and of its array; the benchmark's largest file has 50 kB
 MOST_BYTES = 16 * MEBIBYTE
 PLACEMENTS = (
-    "fixtures of initial state i stand where the official loop "
-    "(env.seed(0), one reset an episode) has them in episode i"
+    "fixtures of initial state i stand as in episode i of the official loop (env.seed(0), one "
+    "reset per episode)"
 )
-FIRST_TRAINING_SEED = 1_000_000  # the platform's rule: evaluation seeds lie below
-# what unpickling damaged bytes raises, as Python's documentation warns and as was tried
+FIRST_TRAINING_SEED = 1_000_000  # the platform's rule: evaluation seeds are below
+# errors of unpickling damaged bytes, from Python's documentation and from trials
 NO_PICKLE = (
     *(pickle.UnpicklingError, EOFError, AttributeError, ImportError),
     *(LookupError, MemoryError, OverflowError, TypeError, ValueError),
@@ -91,5 +91,5 @@ def state_number(seed: int, *, count: int, states: States) -> int:
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ARRAY_PARTS:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, and only arrays are read")
+            raise pickle.UnpicklingError(f"it names {module}.{name}, but only arrays are read")
         return super().find_class(module, name)

@@ -1,12 +1,12 @@
 """LIBERO's tasks as language-conditioned environments, with two camera images.
 
-One instance serves its tasks in any order: a simulator is built at the first request for its task
-(a few seconds) and reused between episodes. An episode starts from one of the benchmark's 50
-initial states after ten settling steps, with fixtures placed as in the published evaluation's
-episode of that state, and ends at success or at the published step limit. The reward is 1 at
-success and 0 before. Poses of objects are in no observation.
+One instance serves its tasks in any order: a task's simulator is built when first needed (in a few
+seconds) and reused between episodes. An episode starts from one of the benchmark's 50 initial
+states after ten settling steps, with fixtures placed as in the published evaluation's episode of
+that state, and ends at success or at the published step limit. The reward is 1 at success and 0
+before. Observations contain no poses of objects.
 
-An action is the benchmark's: seven numbers in [-1, 1] for the gripper's motion in x, y, z (1 is
+Actions are the benchmark's: seven numbers in [-1, 1] for the gripper's motion in x, y, z (1 is
 5 cm), its rotation about x, y, z (1 is 0.5 rad), and the fingers (+1 closes, -1 opens).
 `envs.libero.openvla_conventions` converts outputs of published checkpoints.
 
@@ -68,10 +68,10 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
             camera: `both`, `agentview` or `wrist`.
             max_episode_steps: Step limit of an episode; by default the published one of each suite.
             states: `split` keeps every fifth initial state for evaluation (seeds below 1,000,000);
-                `all` is the published protocol: seed k starts from state k modulo 50, and in seeds
-                0 to 49 the environment is LIBERO's own in the published loop.
+                `all` is the published protocol: seed k starts from state k modulo 50, and for seeds
+                0 to 49 the environment equals LIBERO's own in the published loop.
             render_quality: `fast` (see `envs.offscreen`) or `full`. They look different: train and
-                evaluate with the same.
+                evaluate with the same quality.
             kept_simulators: Number of cached simulators, 50 MB and more each; by default all. 1
                 suffices if tasks are played one after another.
             perturb: Factors in which episodes differ from the standard ones (`envs.perturbations`).
@@ -109,8 +109,8 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
         """See `Environment.reset`; options: `task`, `frames`, `perturb`, `init_state` (number
         of a state).
 
-        By default the seed selects the state (see `states` of the constructor). It also determines
-        perturbations; nothing else is random.
+        By default the seed selects the state (see `states` of the constructor). The seed also
+        determines perturbations; nothing else is random.
         """
         task, streams = read_options(options, spec=self.spec, further=(INIT_STATE, OPTION))
         seed = checked_seed(seed)

@@ -1,18 +1,19 @@
 """One LIBERO task, built once and reset many times: physics and goal predicates, no images.
 
-Physics, controller and predicates are LIBERO's and robosuite's. Left out are some forty observables
-that they compute in each of an action's 25 physics steps without a reader, and robosuite's
-renderer; repeated computations run once (`envs.libero.arm_control`). The same initial state and
-actions give the same results as LIBERO's environment (a test).
+Physics, controller and predicates are LIBERO's and robosuite's. Left out are some forty unread
+observables that they compute in each of an action's 25 physics steps, and robosuite's renderer;
+repeated computations run once (`envs.libero.arm_control`). The same initial state and actions give
+the same results as LIBERO's environment (tested).
 
-Fixtures have no place in an initial state. Initial state i places them as episode i of the
-published evaluation (`envs.libero.placements`), so task and state number determine a start.
+Initial states do not contain the places of fixtures. With initial state i, fixtures stand as in
+episode i of the published evaluation (`envs.libero.placements`), so task and state number determine
+a start.
 
 robosuite reads its sensors before an action's last physics step: it samples at the first physics
 step of a sensor's period of 50 ms. Reset and initial state count as a step of 2 ms each, so the
-period begins anew after the 23rd of an action's 25 steps and the sample is taken after the 24th, in
-every action alike. Fingers are read as they are then. Poses, and so the images, are those that
-MuJoCo computed at the beginning of that step.
+period restarts after the 23rd of an action's 25 steps, and the sample is taken after the 24th, in
+every action. Fingers are read at that moment. Poses, and so the images, are those that MuJoCo
+computed at the beginning of that step.
 """
 
 import importlib
@@ -36,7 +37,7 @@ from envs.mujoco_state import STATE, divergence, state_of
 # `data.warning` and raised.
 mujoco.set_mju_user_warning(lambda message: None)
 
-# no motion, gripper open: the published protocol's action while things settle
+# no motion, gripper open: the published protocol's action while objects settle
 WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 COLLISION_GROUP, UNSEEN_GROUP = 0, 5  # robosuite draws group 1 only; MuJoCo draws 0 to 2
 
@@ -95,7 +96,7 @@ class LiberoSimulator:
         """Build the task's model with `assets`; takes one to three seconds.
 
         Raises:
-            ValueError: The initial states do not fit the model that the assets give.
+            ValueError: The initial states do not fit the model built from the assets.
             RuntimeError: A package is missing.
         """
         self.task = task
@@ -121,10 +122,9 @@ class LiberoSimulator:
         if self.states.shape[1] != width:
             raise ValueError(
                 f"The initial states of LIBERO task {task.name!r} have {self.states.shape[1]} "
-                f"numbers and its model has {width} "
-                f"(time, {self.model.nq} positions, {self.model.nv} velocities): the assets in "
-                f"{assets.folder} are not those of hf-libero "
-                f"0.1.4, or another version of it is installed. {HOW_TO}"
+                f"numbers but its model has {width} (time, {self.model.nq} positions, "
+                f"{self.model.nv} velocities): the assets in {assets.folder} are not those of "
+                f"hf-libero 0.1.4, or another version of it is installed. {HOW_TO}"
             )
         self._arm = ArmControl(self.robot, self.model, self.data)
         self._sensors = Sensors(self.robot, self.model, self.data)
@@ -139,13 +139,13 @@ class LiberoSimulator:
     def reset(self, number: int, *, displacement: NDArray[np.float64] = AS_STORED) -> None:
         """Start from initial state `number` after the benchmark's settling; caches the start.
 
-        `displacement` [2] moves all movable objects in x and y, in metres. Of displaced starts the
-        last one is cached.
+        `displacement` [2] moves all movable objects in x and y, in metres. Of displaced starts,
+        only the last one is cached.
 
         Raises:
             ValueError: There is no such state.
-            EpisodeFailed: The simulation diverged, as it would again: neither the policy nor the
-                server has failed.
+            EpisodeFailed: The simulation diverged, and would diverge again: neither the policy nor
+                the server has failed.
         """
         if not 0 <= number < len(self.states):
             raise ValueError(
@@ -173,7 +173,7 @@ class LiberoSimulator:
         return self._snapshot()
 
     def _place(self, number: int) -> None:
-        """Put fixtures where they stand with initial state `number`, before a forward pass."""
+        """Place the fixtures for initial state `number`; a forward pass must follow."""
         self.model.body_pos[:], self.model.body_quat[:] = self._placements[number]
 
     def set_state(
@@ -199,8 +199,8 @@ class LiberoSimulator:
         """Apply one action [7] for 50 ms; returns whether the task's goal is reached.
 
         Raises:
-            EpisodeFailed: The simulation diverged, as it would again: neither the policy nor the
-                server has failed.
+            EpisodeFailed: The simulation diverged, and would diverge again: neither the policy nor
+                the server has failed.
         """
         self._advance(action)
         return self.success
@@ -251,7 +251,7 @@ class LiberoSimulator:
         mujoco.mj_resetData(self.model, self.data)
         mujoco.mj_setState(self.model, self.data, start.state, STATE)
         self._recall(start)
-        # the forward pass has moved the solver's warm start
+        # the forward pass has changed the solver's warm start
         mujoco.mj_setState(self.model, self.data, start.state, STATE)
         self._sample = start.sample
 
@@ -278,7 +278,7 @@ class LiberoSimulator:
 
 
 def _use(assets: Assets) -> None:
-    """Makes LIBERO's classes load from `assets`, by the module variable with its folder."""
+    """Make LIBERO's classes load from `assets`, by setting the module variable with the folder."""
     package: Any = importlib.import_module("libero.libero")
     package._assets_path_cache = str(assets.folder)
 

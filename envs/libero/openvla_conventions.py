@@ -16,8 +16,8 @@ MIT):
   for Llama 2). Chunks of 8 actions.
 
 Left out: the networks (siirl.models), and TensorFlow, which prepares images there.
-`envs.libero.tensorflow_images` replaces it: a checkpoint's image differs in about one value of a
-thousand, by one grey level (a test).
+`envs.libero.tensorflow_images` replaces it: a checkpoint's image differs in about one value in a
+thousand, by one grey level (tested).
 """
 
 import json
@@ -34,7 +34,7 @@ IMAGE_SIZE = 224
 CHUNK_LENGTH = 8
 BINS = 256
 LLAMA_VOCABULARY = 32_000
-SMALLEST_RANGE = 1e-8  # keeps a quantity that never changes from a division by zero
+SMALLEST_RANGE = 1e-8  # avoids a division by zero for a constant quantity
 STATISTICS_FILE = "dataset_statistics.json"
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 
@@ -70,7 +70,7 @@ def read_statistics(
         checkpoint: The folder of the checkpoint, with `dataset_statistics.json`, or else
             `norm_stats` in its `config.json`.
         data: The data set or its suite: `spatial` is `libero_spatial_no_noops` or
-            `libero_spatial`. None: the only one.
+            `libero_spatial`. None: the only data set.
 
     Raises:
         ValueError: The file is missing or lacks the data set.
@@ -84,7 +84,7 @@ def read_statistics(
     known = [name for name in names if name in statistics]
     if not known:
         raise ValueError(
-            f"{path} knows {', '.join(sorted(statistics))}, and none of "
+            f"{path} knows {', '.join(sorted(statistics))}, but none of "
             f"{', '.join(map(str, names))}: was it trained on {data!r}?"
         )
     if data is None and len(known) > 1:
@@ -99,7 +99,7 @@ def read_statistics(
 
 
 def _statistics(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
-    """The file that has them, and data set to statistics."""
+    """The file with the statistics, and its statistics by data set."""
     for path, inside in (
         (checkpoint / STATISTICS_FILE, None),
         (checkpoint / "config.json", "norm_stats"),

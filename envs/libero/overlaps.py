@@ -1,9 +1,10 @@
 """Separates overlapping things in initial states on stand-ins.
 
-A few of the benchmark's 6,500 states do: bowl and plate of spatial tasks 0 and 2 overlap by 6 to 8
-mm with the benchmark's own shapes too. Contacts of that stiffness then throw things off the table
-at several metres per second. Stand-ins are therefore moved apart, so that every state settles; with
-the benchmark's assets states are unchanged. A thing that lies on another stays there.
+Things overlap in a few of the benchmark's 6,500 states: bowl and plate of spatial tasks 0 and 2
+overlap by 6 to 8 mm even with the benchmark's own shapes. Such stiff contacts then throw things off
+the table at several metres per second. Stand-ins are therefore moved apart, so that every state
+settles; with the benchmark's assets, states are unchanged. A thing that lies on another stays
+there.
 """
 
 from collections.abc import Collection
@@ -13,21 +14,21 @@ import mujoco
 import numpy as np
 
 TOUCHING_M = 0.0001  # deeper contacts tilt a bowl against a plate, or make it fly off
-GAP_M = 0.002  # room to fall and come to rest beside one another
-LEVEL = 0.7  # level part of a normal above which a thing is in another's side, not on it
-# share of the height from one thing's bottom to the other's: what lies on a thing is sunk into it
-# by less
+GAP_M = 0.002  # room for things to fall and come to rest side by side
+LEVEL = 0.7  # horizontal part of a normal above which a thing is in another's side, not on it
+# share of the height between the things' bottoms: a thing that lies on another is sunk into it by
+# less
 SUNK = 0.5
-PASSES = 50  # of pushing; what stands close may be pushed into the next one
+PASSES = 50  # of pushing, because a thing may be pushed into the next one
 
 
 def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:
     """Move apart free bodies that overlap sideways with each other or a fixture; returns whether
     any moved.
 
-    Two free bodies give way along the line between their origins, half each; a fixture stays, and a
-    body inside it leaves by the fixture's side. Afterwards positions, contacts and derived
-    quantities are those of the new state; velocities stay.
+    Two free bodies move apart along the line between their origins, half each. A fixture stays, and
+    a body inside it leaves through the fixture's side. Afterwards positions, contacts and derived
+    quantities belong to the new state; velocities are unchanged.
     """
     places = {
         int(model.jnt_bodyid[j]): int(model.jnt_qposadr[j])
@@ -48,7 +49,7 @@ def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:
                 else contact.frame[:2]
             )
             if not away.any():
-                away = np.array([1.0, 0.0])  # in the same place, so that any way will do
+                away = np.array([1.0, 0.0])  # at the same place, so any direction works
             push = away / np.linalg.norm(away) * (GAP_M - contact.dist) / len(free)
             for body in free:
                 data.qpos[places[body] : places[body] + 2] += push if body == pair[1] else -push
@@ -75,7 +76,7 @@ def _lies_on(
     model: mujoco.MjModel, data: mujoco.MjData, pair: tuple[int, int], contact: Any
 ) -> bool:
     """Whether one body lies on the other at this steep contact; a contact deep in a thing's side is
-    steep as well.
+    also steep.
     """
     first, second = (_lowest(model, data, body) for body in pair)
     return bool(abs(first - second) * SUNK > max(-contact.dist, TOUCHING_M))
@@ -89,7 +90,7 @@ def _lowest(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float:
     upward, boxes = (
         data.geom_xmat[shapes, 6:],
         model.geom_aabb[shapes],
-    )  # how much higher a step along a shape's own axes leads
+    )  # height gained by a step along a shape's own axes
     return float(
         np.min(
             data.geom_xpos[shapes, 2]

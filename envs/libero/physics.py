@@ -2,8 +2,8 @@
 
 Scores on LIBERO depend on the physics: the same policy fell from 98 % to 12 % on one task between
 MuJoCo 3.3 and 3.8. The check drops known objects and applies known actions, and compares resting
-heights and arm motion with those of the pinned versions. A different version or result is a
-warning, not an error: the run continues, and its numbers should mention it.
+heights and arm motion with those of the pinned versions. A different version or result causes a
+warning, not an error: the run continues, but its numbers should mention the difference.
 """
 
 import importlib.metadata
@@ -21,26 +21,25 @@ from envs.libero.stand_in.objects import HOPE_OBJECTS, SCANNED_OBJECTS
 PINNED = {"mujoco": "3.8.1", "robosuite": "1.4.0", "hf-libero": "0.1.4"}
 TOLERANCE_M = 0.001  # processors differ by 1e-9 m here; a changed contact model by millimetres
 DROPPED = {"ketchup": (0.0, 0.035), "akita_black_bowl": (0.3, 0.07), "cream_cheese": (0.6, 0.0)}
-"""Name of a stand-in to its place along x and the height of its origin: the heights that LIBERO's
-initial states have.
+"""Maps a stand-in to its place along x and the height of its origin, as in LIBERO's initial states.
 """
 DROP_STEPS = 500  # a second
 RECORDED_HEIGHTS_M = {"ketchup": 0.0724, "akita_black_bowl": -0.0008, "cream_cheese": 0.0089}
 """Heights at which they come to rest, with the pinned versions."""
 PEAK_STEP = 60
 RECORDED_PEAK_M = 0.1357
-"""Height of the bottle, which starts 3.7 cm deep in the floor as in libero_object, on its way up.
+"""Height of the rising bottle, which starts 3.7 cm deep in the floor, as in libero_object.
 """
 MOTION = np.array([0.5, 0.3, 0.6, 0.1, 0.0, 0.2, -1.0])
 MOTION_STEPS = 10
 RECORDED_MOTION_M = (0.0488, 0.0409, 0.0648)
-"""Distance that `MOTION_STEPS` times `MOTION` move the gripper from the arm's home pose."""
+"""Displacement of the gripper from the arm's home pose by `MOTION_STEPS` times `MOTION`."""
 
 _checked: list[bool] = []
 
 
 class PhysicsWarning(UserWarning):
-    """The physics differs from that of the project's numbers."""
+    """The physics differs from that behind the project's numbers."""
 
 
 def check_physics(simulator: LiberoSimulator) -> list[str]:

@@ -1,14 +1,15 @@
-"""Places fixtures as in episode i of the published evaluation: LIBERO's draws without its resets.
+"""Places fixtures as in episode i of the published evaluation: makes LIBERO's random draws without
+its resets.
 
-An initial state has no place for cabinets, stoves and other fixtures. LIBERO draws it within about
-2 cm at each reset, from NumPy's global generator. The published loop (run_libero_eval.py in
-experiments/robot/libero of github.com/moojink/openvla-oft, MIT) makes a task's environment once,
-calls `env.seed(0)`, and then resets once per episode, so that episode i has draw i. A draw depends
-on all before it.
+An initial state does not contain the places of cabinets, stoves and other fixtures. LIBERO draws
+them within about 2 cm at each reset, from NumPy's global generator. The published loop
+(run_libero_eval.py in experiments/robot/libero of github.com/moojink/openvla-oft, MIT) makes a
+task's environment once, calls `env.seed(0)`, and then resets once per episode, so that episode i
+has draw i. A draw depends on all earlier ones.
 
 LIBERO's reset takes 0.4 s, because it loads the model again; its random draws alone take 1 ms here.
-All of them are drawn: the noise of the arm's pose, of scale 0; the joints of drawers and doors; and
-all objects, whose places the initial state replaces.
+All draws are made: the noise of the arm's pose (of scale 0), the joints of drawers and doors, and
+the places of objects, which the initial state then replaces.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ class BodyPoses(NamedTuple):
 
 @contextlib.contextmanager
 def published_seed() -> Iterator[None]:
-    """NumPy's global generator as `env.seed(0)` leaves it; afterwards as it was."""
+    """Set NumPy's global generator as `env.seed(0)` does; restore it afterwards."""
     before = np.random.get_state()
     np.random.seed(PUBLISHED_SEED)
     try:
@@ -48,7 +49,7 @@ def draw_placements(env: Any, count: int) -> list[BodyPoses]:
     """Placements of the first `count` episodes.
 
     Args:
-        env: LIBERO's task, built and never loaded again; it needs a reset and an initial state
+        env: LIBERO's task, built and not reloaded since; it needs a reset and an initial state
             afterwards.
         count: Of episodes.
     """
@@ -57,7 +58,7 @@ def draw_placements(env: Any, count: int) -> list[BodyPoses]:
 
 
 class LoadedFixture(NamedTuple):
-    """A fixture as a freshly loaded model has it."""
+    """A fixture in its state in a freshly loaded model."""
 
     body: int
     """MuJoCo's number of its root body."""
@@ -78,8 +79,8 @@ def _episodes(env: Any) -> Iterator[BodyPoses]:
     model = env.sim.model._model
     fixtures = {name: LoadedFixture.of(model, one) for name, one in env.fixtures_dict.items()}
     once = list(env.object_property_initializers)
-    # LIBERO adds these samplers again whenever it loads the model, and asks all of them. The first
-    # reset loads it a second time.
+    # LIBERO adds these samplers again whenever it loads the model, and draws from all of them. The
+    # first reset loads it a second time.
     for loads in itertools.count(2):
         try:
             yield _draw(env, fixtures, once * loads)

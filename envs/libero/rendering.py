@@ -1,10 +1,10 @@
 """Images of a LIBERO scene: two cameras from one renderer, drawn upright.
 
 LIBERO's own images are upside down (OpenGL's first row is the lowest), and the published policies
-turn them by 180 degrees, which leaves left and right exchanged;
-`envs.libero.openvla_conventions` makes such images from ours. Images show the scene at the sensors'
-last reading (`envs.libero.libero_simulator`), as LIBERO's do; with render quality `full` they are
-equal to LIBERO's to the last bit (a test).
+rotate them by 180 degrees, which leaves left and right exchanged; `envs.libero.openvla_conventions`
+makes such images from ours. Like LIBERO's, images show the scene at the sensors' last reading
+(`envs.libero.libero_simulator`); with render quality `full` they are equal to LIBERO's to the last
+bit (tested).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imports MuJoCo, which looks for OpenGL at once
     from envs.libero.libero_simulator import LiberoSimulator
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
-"""Our name to robosuite's."""
+"""Maps our camera names to robosuite's."""
 
 
 class SceneCameras:
@@ -64,7 +64,7 @@ class SceneCameras:
         self._camera.fixedcamid = self._ids[camera]
 
     def close(self) -> None:
-        """Free what the model took in the OpenGL context."""
+        """Free the model's resources in the OpenGL context."""
         self._renderer.close()
 
 

@@ -1,8 +1,8 @@
 """LIBERO's five suites and 130 tasks: names, numbers, instructions, published step limits, and
 sizes.
 
-Imports no simulator. Names and order are the installed package's (its order 0, which papers number
-tasks by); they are read from its table of tasks, a file of plain data, without importing the
+Imports no simulator. Names and order are the installed package's (its order 0, by which papers
+number tasks). They are read from its table of tasks, a file of plain data, without importing the
 package.
 """
 
@@ -16,10 +16,10 @@ from envs.libero.folders import package_folder
 from envs.names import listed, nearest
 
 STEP_LIMITS = {"spatial": 220, "object": 280, "goal": 300, "10": 520, "90": 400}
-"""Environment steps of an episode, the settling not counted: the longest demonstration of each
-suite and a margin, as in the evaluation script of OpenVLA and OpenVLA-OFT
+"""Environment steps of an episode, without settling: the longest demonstration of each suite plus a
+margin, as in the evaluation script of OpenVLA and OpenVLA-OFT
 (experiments/robot/libero/run_libero_eval.py: longest demonstration 193, 254, 270, 505, 373)."""
-# control steps without motion after each reset: objects are dropped a few centimetres (the same
+# control steps without motion after each reset, because objects drop a few centimetres (the same
 # script)
 SETTLE_STEPS = 10
 ACTION_SIZE = 7  # the gripper's motion and rotation, and the fingers
@@ -33,7 +33,7 @@ class LiberoTask:
     """One task of the benchmark."""
 
     name: str
-    """The benchmark's own name, that of its definition file."""
+    """The benchmark's own name, which names its definition file."""
     suite: str
     """Key of `STEP_LIMITS`."""
     number: int
@@ -96,8 +96,8 @@ def choose_tasks(suite: str, tasks: Sequence[str | int] | None) -> tuple[LiberoT
     if isinstance(tasks, str) or not tasks:
         given = repr(tasks) if isinstance(tasks, str) else "an empty one"
         raise ValueError(
-            f"tasks must be a list of one or more LIBERO tasks, got {given}; null takes all tasks "
-            "of the suite."
+            f"tasks must be a list of one or more LIBERO tasks, got {given}; null selects all "
+            "tasks of the suite."
         )
     chosen = [_find(str(task), offered=offered, suites=names) for task in tasks]
     if len(set(chosen)) < len(chosen):
@@ -112,7 +112,7 @@ def _find(task: str, *, offered: Sequence[LiberoTask], suites: Sequence[str]) ->
         asked = suite_name(suite)
         remedy = f"write suite={'+'.join([*suites, asked])}"
         raise ValueError(
-            f"Task {task!r} is of suite {asked!r}, and the suite of this environment is "
+            f"Task {task!r} is of suite {asked!r}, but the suite of this environment is "
             f"{', '.join(suites)}: {remedy}."
         )
     if rest.isdecimal():
@@ -132,7 +132,7 @@ def _numbered(number: int, *, task: str, within: Sequence[LiberoTask]) -> Libero
     suites = sorted({other.suite for other in within})
     if len(suites) > 1:
         raise ValueError(
-            f"Task number {task!r} is of which suite? Write {suites[0]}/{number} (suites of this "
+            f"Task number {task!r} names no suite: write {suites[0]}/{number} (suites of this "
             f"run: {', '.join(suites)}), or tasks=null for all tasks of them."
         )
     if number >= len(within):

@@ -1,13 +1,14 @@
-"""Images as TensorFlow prepares them for a checkpoint: JPEG, Lanczos filter and crop, without it.
+"""Reproduces TensorFlow's image preparation for a checkpoint (JPEG, Lanczos filter, crop) without
+TensorFlow.
 
 TensorFlow decodes JPEG with the fast inverse cosine transform. It differs from the accurate one,
-which Pillow takes, by 0.8 to 1.05 grey levels in the mean and 17 at most (six images of 256 pixels,
-TensorFlow 2.21). Pillow takes the fast one in its draft mode, which leaves out the smooth
+Pillow's default, by 0.8 to 1.05 grey levels in the mean and 17 at most (six images of 256 pixels,
+TensorFlow 2.21). Pillow uses the fast transform in its draft mode, which leaves out the smooth
 enlargement of colours; that step and the conversion from YCbCr to RGB follow libjpeg's formulas
-(jdsample.c, h2v2_fancy_upsample; jdcolor.c, ycc_rgb_convert). On those images the decoded JPEG is
-TensorFlow's to the last bit. After filter and crop one value of a thousand differs, by one level,
-because TensorFlow sums in float32. Left out: grey images, and JPEG with other subsampling than
-4:2:0.
+(jdsample.c, h2v2_fancy_upsample; jdcolor.c, ycc_rgb_convert). On those images the decoded JPEG
+equals TensorFlow's to the last bit. After filter and crop one value in a thousand differs, by one
+level, because TensorFlow sums in float32. Left out: grey images, and JPEG with subsampling other
+than 4:2:0.
 """
 
 import functools
@@ -72,7 +73,8 @@ def _fixed(value: float) -> int:
 def _enlarged(plane: NDArray[np.int32], shape: tuple[int, ...]) -> NDArray[np.int32]:
     """A colour at twice its size, cut to `shape`.
 
-    Both ways a new value is three quarters of the nearest old one and one quarter of the next.
+    In both directions a new value is three quarters of the nearest old value and one quarter of the
+    next.
     """
     both = _between(_between(plane).T).T
     both[:, 0::2] = (both[:, 0::2] + 8) >> 4

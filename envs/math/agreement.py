@@ -44,7 +44,7 @@ SAID_AGAIN = re.compile(
 """Between two notations of one thing."""
 CHOICE = re.compile(r"[A-J]")
 DECIMAL_PLACES = 6  # of an answer that may be a rounded fraction, as in math-verify
-NEAR = Fraction(1, 10**5)  # and how near it must be, relative to the truth
+NEAR = Fraction(1, 10**5)  # largest distance from it, relative to the truth
 LISTED = re.compile(r"[0-9],(?![0-9]{3}(?![0-9]))")
 NO_NUMBER = re.compile(
     r"[<>?'`\"@#&|;:~,]|(?<!\\sum)(?<!\\prod)_|\.\."
@@ -56,12 +56,12 @@ NO_NUMBER = re.compile(
 )
 TIMES = re.compile(r"(?<=[0-9)]) ?(?:x ?(?=[0-9(])|(?=\())")
 FREE_LETTER = re.compile(r"(?<=[0-9])[abdfghj-z](?![A-Za-z])|(?<![A-Za-z])[abdfghj-wyz](?=[0-9])")
-"""A letter at a number is a variable or a unit that is no known one: `42h`, `3+a4`; `x4` may be a
-product.
+"""A letter next to a number is a variable or an unknown unit: `42h`, `3+a4`; `x4` may be a product.
 """
 POWER = re.compile(r"([0-9]{1,4})\^(?:([0-9])|\{([0-9]{1,2})\})")
 ONE_LETTER = re.compile(r"[0-9\s]*[A-Za-z][0-9\s]*")
-"""A multiple of a variable, of i or of e: no whole number but 0. `1e3` is read as a number."""
+"""A multiple of a variable, of i or of e; the only whole number among these is 0. `1e3` is read as
+a number."""
 
 
 def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[ExpressionPair, ...]:
@@ -265,7 +265,7 @@ def number_agrees(
 
 
 def _is_answer(number: Quantity, part: Quantity, *, question: str) -> bool:
-    """Whether `part` is the truth, in its unit or the one that the question asks for."""
+    """Whether `part` is the truth, in its own unit or in the question's."""
     if not number.units and contradicts(part, question):
         return False
     if part.compound:
@@ -274,8 +274,8 @@ def _is_answer(number: Quantity, part: Quantity, *, question: str) -> bool:
 
 
 def _compound_agrees(number: Quantity, part: Quantity, *, question: str) -> bool:
-    """Whether an amount in several units is the truth: in its unit, in one that the question asks
-    for, or in any if neither has one.
+    """Whether an amount in several units is the truth: in the truth's unit, in one that the
+    question asks for, or in any unit if neither names one.
     """
     units = units_of_the_kind(part.units[0])
     wanted = frozenset(number.units[:1]) or units & asked_units(question) or units

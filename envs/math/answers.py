@@ -3,14 +3,13 @@ r"""Finds the marked final answer in a model's text, and words around the mark t
 An answer is marked by `#### x`, `\boxed{x}` (also `\fbox`, `\boxed x`), `<answer>x</answer>`,
 `Answer: x` or `the answer is x`, in any case and markup (`envs.math.marks`); a line mark at the end
 of its line refers to the next line. Of several marks the last one counts, because a text may
-correct itself. A mark is spoilt, which makes the answer wrong, if its own sentence has another
-answer or a doubt (`3 or \boxed{4}`), or if a later sentence retracts it (`Wait, that is wrong.`).
+correct itself. A mark is spoilt, and the answer wrong, if its own sentence has another answer or a
+doubt (`3 or \boxed{4}`), or if a later sentence retracts it (`Wait, that is wrong.`).
 `envs.math.conclusions` finds the answer of a text without a mark.
 
-What a box marks is read in `envs.math.boxes`, and what another mark does in `envs.math.line_marks`.
-The words before a mark are judged in `envs.math.leads`, and the marked words in
-`envs.math.statements`. Everything here takes time linear in the text, which may be megabytes of
-anything.
+`envs.math.boxes` reads the content of a box, and `envs.math.line_marks` the answer after other
+marks. `envs.math.leads` judges the words before a mark, and `envs.math.statements` the marked
+words. Everything here takes time linear in the text, which may be megabytes of arbitrary content.
 """
 
 import re
@@ -35,7 +34,7 @@ EMOJI = re.compile(
     "[\u2600-\u2712\u2714-\u2716\u2719-\u274b\u274f-\u2775\u2794-\u27bf"
     "\u2b50\ufe0f\U0001f300-\U0001faff]"
 )
-"""Pictures, without the crosses that call an answer wrong and without numerals in circles."""
+"""Pictographs, except crosses that mark an answer as wrong and circled numerals."""
 STRUCK_OUT = re.compile(r"~~(?=[^\s~])[^~\n]{1,200}(?<=[^\s~])~~|<del>[^<>\n]{1,200}</del>")
 
 
@@ -47,7 +46,7 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
     while marks:
         mark = marks.pop()
         if mark.kind == "phrase" and REMARK.match(text, _after_spaces(text, mark.end)):
-            continue  # in "the answer is correct" it marks nothing
+            continue  # "the answer is correct" marks nothing
         if mark.kind == "short" and OPTION_B.search(text, mark.end, mark.end + SURROUNDINGS):
             continue  # marks the first of several options or persons
         return (
@@ -59,7 +58,7 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
 
 
 def in_plain_signs(text: str) -> str:
-    """`text` without characters of no width, pictures and struck-out words.
+    """`text` without zero-width characters, pictographs and struck-out words.
 
     Digits and signs of other scripts become ASCII.
     """

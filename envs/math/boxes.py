@@ -1,4 +1,4 @@
-r"""The answer in a box, `\boxed{18}`, and what its sentence makes of it.
+r"""The answer in a box, `\boxed{18}`, and the effect of its sentence on it.
 
 Units and restatements after a box belong to the answer (`\boxed{18} apples`, `\boxed{18} = 9 \cdot
 2`); an operation on it, another box or a doubt spoils it.
@@ -97,7 +97,7 @@ def content_of_box(text: str, start: int) -> tuple[str, int]:
         depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is a character
         if depth == 0:
             return inside[: brace.start()].strip(), first + brace.end()
-    line = inside.partition("\n")[0]  # never closed: the rest of its line
+    line = inside.partition("\n")[0]  # the box is never closed: take the rest of its line
     return line.strip(), first + len(line)
 
 
@@ -165,9 +165,7 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
 def _with_sentence(
     content: str, sentence: str, mark: Mark, *, spoilt: bool, question: str
 ) -> MarkedAnswer:
-    """The answer in a box with the rest of its sentence: a unit, a restatement, a value that is
-    denied.
-    """
+    """The answer in a box with the rest of its sentence: a unit, a restatement, a denied value."""
     bracketed = IN_BRACKETS.match(sentence)
     if bracketed is not None and SCRIPT.search(bracketed[1]):
         spoilt = spoilt or has_foreign_change(bracketed[1])

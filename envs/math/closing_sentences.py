@@ -1,8 +1,8 @@
-r"""The value that the last sentence of a text states, where nothing is marked.
+r"""The value stated by the last sentence of a text without a mark.
 
-`Therefore, the area is 15 square units.` states 15 square units. Nothing provisional may stand
-before the value (`envs.math.provisional`), nothing after it that changes it, and no second value in
-its clause. `Since Ben is 3 years older than Cara, Ben is 11.` states its value after the first
+`Therefore, the area is 15 square units.` states 15 square units. Nothing provisional may precede
+the value (`envs.math.provisional`), nothing after it may change it, and its clause may have no
+second value. `Since Ben is 3 years older than Cara, Ben is 11.` states its value after the first
 clause, `5 boxes hold 6 eggs each, for a total of 30 eggs` at its end; an omitted clause must not
 hold a doubt.
 """
@@ -39,7 +39,7 @@ from envs.math.vocabulary import CARDINALS, DOUBTS, OF_A_SOLUTION, WORDS, words
 
 INSERTED = re.compile(r", (?:which|who|whose|where)\b[^,]*,(?= )")
 ONE_CLAUSE = r"(?:[^,]|,(?=[0-9]{3}|[^()]*\)))*$"
-"""Up to the end, without a comma but in a number and in brackets: `(0.5, -3)`."""
+"""Up to the end, without commas except in numbers and in brackets: `(0.5, -3)`."""
 SUBORDINATE = re.compile(
     r"^(?:(?:so|thus|therefore|hence),? )?(?:since|because|as|given that|with|after|out of|of"
     r"|starting|when)\b.*, "
@@ -73,7 +73,7 @@ NAMED = re.compile(
     r"|(?<![\w$])\$?(?!(?P<same>[a-z]) ?=.*(?P=same) ?=)[a-z] ?= ?-?[0-9][0-9./]*\$?"
     r"(?:,? and |, )\$?[a-z] ?= ?-?[0-9][0-9./]*\$?$"
 )
-"""Answers of another kind: a set that has a name, and `x = 3 and y = -2`, two letters."""
+"""Answers of other kinds: a set with a name, and two letters, `x = 3 and y = -2`."""
 QUOTED = re.compile(r"(?<=[ :])[\"\u201c]([^\"\u201c\u201d]{1,40})[\"\u201d]")
 DRESSED_OPTION = re.compile(r"\\(?:text|textbf|mathrm|mathbf) ?\{\([A-J]\)\}[~ ]*")
 RATIO = re.compile(r"\b(?:ratio|odds|proportion)\b", re.IGNORECASE)
@@ -141,7 +141,7 @@ TO = re.compile(
     r" (?:up |down )?to[\s$\\(]*$",
     re.IGNORECASE,
 )
-"""`fell to 25%`, which is not by how much it fell."""
+"""`fell to 25%`: not the amount by which it fell."""
 EQUATED = re.compile(r".*= *[^0-9=]{0,8}[0-9][0-9,.]*", re.DOTALL)
 NEXT_CLAUSE = re.compile(r"[,;:](?![0-9])|\u2248|\\approx|\bi\.e\.|\b(?:so|or|and|that is)\b")
 CLAUSE_END = re.compile(
@@ -166,8 +166,8 @@ def main_clause(sentence: str) -> str:
 
 
 def stated_value(sentence: str, *, text: str, question: str) -> str | None:
-    """The value that a closing `sentence` of `text` states, with its unit; None if it states none,
-    or more than that.
+    """The value that a closing `sentence` of `text` states, with its unit; None if it states none
+    or says more.
     """
     if CUT_OFF.search(sentence) or ITEM.match(sentence) or IMAGINED.match(sentence):
         return None
@@ -176,7 +176,7 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
         and CONCLUDED.search(text, 0, max(text.rfind(sentence), 0))
         and not asks_a_difference(question)
     ):
-        return None  # compares what the text has concluded
+        return None  # the sentence compares an earlier conclusion
     if TENTATIVE.search(sentence) or has_foreign_word(sentence):
         return None
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")
@@ -209,7 +209,7 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
 
 
 def _first_value(sentence: str, *, question: str) -> str | None:
-    """The first value in a `sentence`; None where the words before it make it another thing."""
+    """The first value in a `sentence`; None if the words before it change its meaning."""
     begin, end = _behind_an_equation(sentence)
     for start in VALUE.finditer(sentence):
         if begin <= start.start() < end:
@@ -226,7 +226,7 @@ def _first_value(sentence: str, *, question: str) -> str | None:
 
 
 def _after(lead: str, value: str, *, question: str) -> str | None:
-    """`value` as the words before it leave it; None where it is another thing after them."""
+    """`value` after the words before it; None if they change its meaning."""
     if is_provisional(lead, question=question, terms=value.rpartition("=")[0]):
         return None
     if (
@@ -249,7 +249,7 @@ def _after(lead: str, value: str, *, question: str) -> str | None:
 
 
 def _without_remarks(sentence: str, *, question: str) -> str:
-    """`sentence` without words at its end that say nothing of the value before them: `is the
+    """`sentence` without words at its end that do not affect the value before them: `is the
     answer`, `with none left over`.
     """
     if ASKS_A_DISCOUNT.search(question):
@@ -271,8 +271,8 @@ def stated_foreign_value(sentence: str, *, question: str) -> str | None:
 
 
 def _is_other_difference(value: str, *, lead: str, question: str) -> bool:
-    """Whether `value` begins with a difference that `question` does not ask for, or `lead` says to
-    what something changes where it asks by how much.
+    """Whether `value` begins with a difference that `question` does not ask for, or `lead` gives
+    the new value although the question asks for the change.
     """
     compared = is_compared(CLAUSE_END.split(value)[0])
     if TO.search(lead) and (compared or asks_by(question)):
@@ -292,7 +292,7 @@ def _behind_an_equation(sentence: str) -> tuple[int, int]:
 
 
 def _is_measured(value: str) -> bool:
-    """Whether `value` is a duration or another amount, and no point in time."""
+    """Whether `value` is a duration or another amount, not a point in time."""
     quantity = read_quantity(without_markup(value))
     return (
         quantity is not None

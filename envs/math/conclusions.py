@@ -1,12 +1,12 @@
 r"""Finds the answer of a text without a mark: a last line that is only a value, or a closing
 sentence.
 
-`**85**`, `$2\sqrt{3}$` or `Total: $650` alone on the last line is an answer, and so is a last
-sentence that states one value plainly: `Therefore, the area is 15 square units.` Only the end of a
-text counts: a number in the middle answers nothing. The rules for what may stand around the value
-are those of marked answers (`envs.math.leads`, `envs.math.quantities`), and stricter. The value
-alone is read in `envs.math.lone_values`, the sentence in `envs.math.closing_sentences`, and answers
-that are words in `envs.math.named_answers`.
+`**85**`, `$2\sqrt{3}$` or `Total: $650` alone on the last line is an answer. So is a last sentence
+that plainly states one value: `Therefore, the area is 15 square units.` Only the end of a text
+counts: a number in the middle is not an answer. The words around the value must follow the rules
+for marked answers (`envs.math.leads`, `envs.math.quantities`) and stricter ones.
+`envs.math.lone_values` reads a value alone on its line, `envs.math.closing_sentences` a sentence,
+and `envs.math.named_answers` answers that are words.
 """
 
 from envs.math.answers import in_plain_signs
@@ -22,8 +22,8 @@ MAX_REMARKS = 6
 
 
 def concluded_answer(text: str, *, question: str = "", named: bool = False) -> MarkedAnswer | None:
-    """The answer at the end of `text`, in which nothing is marked; None where it ends in anything
-    else than an answer. `named`: what is asked for is a word.
+    """The answer at the end of a `text` without marks; None if the text does not end in an answer.
+    `named`: the question asks for a word.
     """
     tail, whole = in_plain_signs(text[-TAIL:]), len(text) <= TAIL
     if named and (answer := _name_at_the_end(tail, whole=whole, question=question)) is not None:

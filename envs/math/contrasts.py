@@ -1,4 +1,4 @@
-r"""Another value that is denied beside the answer: `18, not 17`, `15 (the other root, x = -3, is
+r"""Another value that is denied next to the answer: `18, not 17`, `15 (the other root, x = -3, is
 rejected)`.
 
 An explicit rejection leaves the answer valid if its clause has only words of a closed table and the
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from envs.math.quantities import Quantity, read_quantity
 from envs.math.vocabulary import UNITS, words
 
-MAX_CLAUSE = 200  # characters; a longer one explains something else
+MAX_CLAUSE = 200  # characters; a longer clause explains something else
 NOT = re.compile(
     r"(?:,? +|,? *\()"
     r"(?:and not|but not|not|rather than|instead of|as opposed to)\s+"
@@ -101,9 +101,7 @@ def _value(text: str) -> str:
 
 
 def _rejected(clause: str, *, answer: str) -> str | None:
-    """The value that `clause` rejects; empty for `the other root`; None if it says anything else as
-    well.
-    """
+    """The value that `clause` rejects; empty for `the other root`; None if it says anything else."""
     clause = IMPOSSIBLE.sub(" invalid ", clause)
     values = [match[0] for match in VALUE.finditer(clause)]
     rest = VALUE.sub(" ", NAME.sub(" ", clause))

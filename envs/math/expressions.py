@@ -1,7 +1,7 @@
 """Reads and computes arithmetic with whole numbers exactly: + - * / and parentheses, for the
 countdown task.
 
-No `eval` and no powers, so a few hundred tokens are computed quickly.
+It uses no `eval` and knows no powers, so a few hundred tokens are computed quickly.
 """
 
 import re
@@ -42,7 +42,7 @@ def compute(text: str) -> Computed:
     Fraction(16, 1)
 
     Raises:
-        NoExpression: Anything else than whole numbers, + - * / and parentheses; more than
+        NoExpression: Anything other than whole numbers, + - * / and parentheses; more than
             `MAX_TOKENS` tokens; division by zero.
     """
     tokens = _tokens(text)

@@ -1,8 +1,8 @@
 r"""Words of languages other than English that change a number, make it doubtful or join it to
 another one: number words, scales, comparisons, doubts, negations and connectives.
 
-Each language of `envs.math.languages` has a row here, because there a word after a number is
-harmless unless it is listed here: `30 конфет` is 30, `30 тысяч` and `30 или` are not.
+Each language of `envs.math.languages` has a row here, because that module treats a word after a
+number as harmless unless it is listed here: `30 конфет` is 30, `30 тысяч` and `30 или` are not.
 """
 
 import re
@@ -117,7 +117,7 @@ ONLY_FOREIGN_WORDS = CHANGING_FOREIGN_WORDS - (
     | UNITS.keys()
     | words("men fast falls due fin gut halve doze mia mai mal kat sin tot mil u o ni si")
 )
-"""Those that are no English words."""
+"""Listed words that are not English words."""
 LETTERS = re.compile(r"[^\W\d_]+")
 PHRASES = re.compile(
     "|".join(
@@ -138,5 +138,7 @@ CHANGING_PARTS = re.compile(
 
 
 def has_foreign_word(text: str) -> bool:
-    """Whether `text` has a word that changes a number in another language and is no English one."""
+    """Whether `text` has a word that changes a number in another language and is not an English
+    word.
+    """
     return not ONLY_FOREIGN_WORDS.isdisjoint(map(str.lower, LETTERS.findall(text)))

@@ -13,8 +13,8 @@ numbers, `word-sums-3` stories of three steps.
 | word-sums-n | steps of the story | Ada has 5 apples. … |
 
 A question has a `key`, the same for questions that are the same exercise (3+5 and 5+3; a story with
-other names); a hash of it separates training from held-out questions, so that no seed moves a
-question to the other side.
+other names); a hash of it separates training from held-out questions, so no seed moves a question
+to the other split.
 """
 
 import functools
@@ -37,7 +37,7 @@ Wording = Literal["bare", "words"]
 WORDINGS: tuple[str, ...] = get_args(Wording)
 INSTRUCTION = "Write the final answer after ####."
 MAX_DRAWS = (
-    10_000  # for one question of a split; at a share of 1 % none is found by chance once in 10^43
+    10_000  # for one question of a split; at a share of 1 %, the chance of finding none is 10^-43
 )
 
 NAMES = ("Ada", "Ben", "Chloe", "Dev", "Eva", "Femi", "Grace", "Hugo", "Ines", "Jun")
@@ -61,13 +61,13 @@ class Question(NamedTuple):
     bare: str
     """For models that continue a text: the answer is the whole continuation."""
     words: str
-    """For models that chat; does not state a form of answer."""
+    """For chat models; does not state a form of answer."""
     truth: str
     key: str
     style: str = "number"
     """`number`, or `countdown`."""
     solution: str | None = None
-    """A right answer, where the truth is none."""
+    """A right answer, if the truth itself is not one."""
 
 
 class GeneratedTask(NamedTuple):
@@ -102,7 +102,7 @@ class GeneratedTask(NamedTuple):
 
 
 def held_out(key: str, *, share: float) -> bool:
-    """Whether an exercise is held out, as a share `share` of all exercises is."""
+    """Whether an exercise belongs to the held-out share `share` of all exercises."""
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -156,7 +156,7 @@ def distinct_questions(
 
 
 def prompt_row(task: GeneratedTask, question: Question, *, wording: str, split: str) -> PromptRow:
-    """The question as a row, as a file would have it."""
+    """The question in the form of a file's row."""
     bare = wording == "bare"
     style = question.style if question.style == "countdown" else "whole" if bare else "rule"
     solution = {} if question.solution is None else {"solution": question.solution}
@@ -212,7 +212,7 @@ def _base(random: np.random.Generator, digits: int) -> Question:
 
 
 def _sorting(random: np.random.Generator, count: int) -> Question:
-    """Digits of one number and not a list, which is graded in any order."""
+    """The answer is the digits of one number, because lists are graded in any order."""
     digits = "".join(map(str, random.integers(1, 10, count)))
     ascending = "".join(sorted(digits))
     words = f"Write the digits of {digits} in ascending order, as one number."
@@ -222,7 +222,7 @@ def _sorting(random: np.random.Generator, count: int) -> Question:
 def _countdown(random: np.random.Generator, count: int) -> Question:
     numbers = [int(number) for number in random.integers(1, 26, count)]
     target, solution = 0, ""
-    while not 1 <= target <= 999:  # made from all the numbers, so that there is a way
+    while not 1 <= target <= 999:  # made from all the numbers, so a solution exists
         target, solution = numbers[0], str(numbers[0])
         for number in numbers[1:]:
             before = solution if solution.isdigit() else f"({solution})"

@@ -1,11 +1,11 @@
 r"""Grades a model's text against the truth: right, wrong with a reason, or unknown, which is a
 failure and never a score.
 
-Numbers are compared in `envs.math.agreement`; other mathematics goes to math-verify in worker
-processes that are killed when they take too long. An answer that is too hard for them (a tower of
-powers, `10!!!`) is wrong if the truth alone can be compared, because the answer is then at fault.
-If the truth cannot be compared either, the grader is at fault: `GradingFailed`. `STYLES` names the
-ways to grade, which a row of a file chooses by `reward_model.style`:
+Numbers are compared in `envs.math.agreement`; other mathematics goes to math-verify, in worker
+processes that are killed if they take too long. If an answer is too hard for them (a tower of
+powers, `10!!!`) but the truth alone can be compared, the answer is at fault and wrong. If the truth
+cannot be compared either, the grader is at fault: `GradingFailed`. `STYLES` names the ways to
+grade, which a row of a file chooses by `reward_model.style`:
 
 - `rule`: the last marked answer (`envs.math.answers`): `#### x`, `\boxed{x}`, `Answer: x`, `the
   answer is x`, `<answer>x</answer>`; without a mark, a value alone on the last line or a closing
@@ -38,15 +38,15 @@ STYLES = ("rule", "whole", "countdown")
 CORRECT, WRONG, NO_ANSWER, TOO_LONG = "correct", "wrong", "no answer", "answer too long"
 TOO_HARD = "answer too hard to compare"
 SENTENCE = re.compile(r"[A-Za-z][a-z]* [A-Za-z]|\$?[0-9].* (?:is|are|was|were|has|have|had) ")
-GRADERS = 2  # as the default env.num_servers: two cores
-GRADING_CPU_S = 5.0  # math-verify's own
-# Processor time is the limit, because a busy machine must not turn answers into failures; wall time
-# is for a process that sleeps.
+GRADERS = 2  # like the default env.num_servers: two cores
+GRADING_CPU_S = 5.0  # math-verify's default
+# The limit is processor time, so that a busy machine does not turn answers into failures. Wall time
+# limits a sleeping process.
 WALL_PER_CPU_SECOND = 60
 # math-verify and sympy take 400 MiB of address space; an expression that needs more is killed early
 MEMORY_MIB = 1024
-# A process takes 59 MB. A comparison takes milliseconds, and the first of a process, which fills
-# the parser's tables, a second.
+# A process takes 59 MB. A comparison takes milliseconds; the first one in a process takes a second,
+# because it fills the parser's tables.
 PATIENCE_S = 2.0
 
 
@@ -76,11 +76,11 @@ class Grader:
     """
 
     def __init__(self, *, num_workers: int, cpu_s: float) -> None:
-        """Args: `num_workers` processes at most; `cpu_s` seconds of processor time after which one
-        answer's comparison is given up.
+        """Args: `num_workers` processes at most; `cpu_s` seconds of processor time after which an
+        answer's comparison is aborted.
         """
         checked_deadline("grading_cpu_s", cpu_s)
-        if type(num_workers) is not int:  # env.kwargs may hold any value; True is an int, too
+        if type(num_workers) is not int:  # env.kwargs may hold any value, and True is an int
             raise ValueError(f"num_graders must be a whole number, got {num_workers!r}.")
         self._settings = WorkerSettings(
             target="envs.math.verification:equivalent",
@@ -97,8 +97,8 @@ class Grader:
         `18 duck eggs`.
 
         Raises:
-            GradingFailed: The comparison took too long, too much memory, or raised, with the truth
-                alone as well.
+            GradingFailed: The comparison took too long or too much memory, or raised, even with the
+                truth alone.
             WorkerUnavailable: math-verify cannot be imported or started.
         """
         if style == "countdown":
@@ -178,7 +178,7 @@ class Grader:
 
 def _agrees(truth: str, answer: str, *, question: str) -> bool | tuple[ExpressionPair, ...]:
     """Whether `answer` agrees with `truth`; an answer that is a sentence, `The price fell by 25
-    percent`, is read like the closing sentence of a text.
+    percent`, is read like a closing sentence.
     """
     agrees = agreement(truth, answer, question=question)
     if agrees is not False or not (SENTENCE.match(answer) or is_word(truth)):
@@ -216,7 +216,7 @@ def _grade_countdown(text: str, *, truth: str) -> Grade:
     try:
         computed = compute(answer)
     except NoExpression as error:
-        return Grade(False, f"no expression: {error}", _cut(answer))
+        return Grade(False, f"not an expression: {error}", _cut(answer))
     if Counter(computed.numbers) - Counter(numbers):
         return Grade(False, "other numbers than given", _cut(answer))
     correct = computed.value == target

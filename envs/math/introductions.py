@@ -1,6 +1,6 @@
-r"""Words before a number: those that leave it unchanged, labels (`x =`, `Total:`) and the words of
-a plain sentence, and those whose number is not the answer: the number of a step or of a part, one
-that describes a noun, a quantity that was given away when the question asks for the rest.
+r"""Classifies the words before a number. Labels (`x =`, `Total:`) and the words of a plain sentence
+leave it unchanged. Other words show that the number is not the answer: it numbers a step or a part,
+describes a noun, or was given away when the question asks for the rest.
 
 Left out: numbers that are denied or provisional (`envs.math.leads`, `envs.math.provisional`).
 """
@@ -111,9 +111,8 @@ A_LOSS = re.compile(r"\b(?:a|the) loss of\b", re.IGNORECASE)
 
 
 def tells_the_other_part(introduction: str, sentence: str, *, question: str) -> bool:
-    """Whether the question asks what is left, and `sentence` says what was given away, or it asks
-    for a profit and the sentence says a loss:
-    `introduction` are its words before the number.
+    """Whether `sentence` states the other part: what was given away if the question asks what is
+    left, or a loss if it asks for a profit. `introduction` holds its words before the number.
     """
     if ASKS_A_GAIN.search(question) and A_LOSS.search(introduction):
         return True
@@ -129,6 +128,6 @@ def introduces_another_number(introduction: str, *, after: str, question: str) -
 
 
 def _names_a_part(introduction: str, *, question: str) -> bool:
-    """Whether `introduction` ends like `in step`, which `question` does not speak of."""
+    """Whether `introduction` ends like `in step`, and `question` does not mention steps."""
     named = IN_A_PART.search(introduction)
     return named is not None and stem(named["part"].lower()) not in words_of(question)

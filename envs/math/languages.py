@@ -2,7 +2,7 @@ r"""Reads answers in languages other than English: their marks, the words before
 after the number.
 
 `La respuesta es 11.`, `答案是 11。` and `Ответ: 11` mark answers as `The answer is 11.` does. The words
-before them are a closed table here too, of conclusions (`por lo tanto`). After the number any
+before them must come from a closed table of conclusions (`por lo tanto`). After the number any
 harmless words may follow (`30 конфет`), because the words that change it are listed by language in
 `envs.math.foreign_changes`: `mil`, `oder`, `不` are never harmless.
 
@@ -55,7 +55,7 @@ COPULAS = (
     "es est ist lautet beträgt é è is to wynosi равен adalah ni är er là هي هو είναι হল হলো হচ্ছে है"
 )
 COPULAS_WITHOUT_SPACES = "应该是 就是 是 等于 等於 为 為 选 選 は 은 는 คือ"
-"""`答案应该是18` answers; `答案可能是18` does not, as the word for `maybe` is no copula."""
+"""`答案应该是18` is an answer; `答案可能是18` is not, because the word for `maybe` is not a copula."""
 FOREIGN_UNITS = {
     "cent": "centavo centavos centime centimes céntimo céntimos centesimi kopeken копеек копейки "
     "美分 セント 센트",
@@ -208,7 +208,7 @@ SUBJECT = re.compile(rf"(?:{WORD.pattern}[,:]? ){{1,6}}(?=[-$\\(*]*[0-9])")
 """Words after and before a number."""
 OF = words("of de di da do des del du von vom van aus од из от од dari của w z")
 SCRIPT = re.compile("[\u0400-\u0dff\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
-"""A letter that no English and no mathematics has."""
+"""A letter that occurs neither in English nor in mathematics."""
 THOUSANDS = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?![0-9.])")
 DECIMALS = re.compile(r"[0-9]\.[0-9]{1,2}(?![0-9])|(?<![0-9])0\.[0-9]")
 LAST_LETTER = 0x530  # after Latin, Greek and Cyrillic
@@ -238,9 +238,9 @@ SCALED = re.compile(
     rf"(?P<scale>{'|'.join(FOREIGN_SCALES)})(?![0-9a-zа-я])",
     re.IGNORECASE,
 )
-"""A scale is a part of the number, as `million` is in English."""
+"""A scale is a part of the number, like `million` in English."""
 INTRODUCTION = re.compile("^[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+(?=[-0-9$])")
-"""Words before the number in a script that puts no spaces between them."""
+"""Words before the number in a script without spaces."""
 ENDING = re.compile(rf"\s?(?:{_any_of(ENDINGS)})$")
 THING = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af ]++(?=[^0-9]*$)")
 """The counted thing, in a script without spaces between words."""
@@ -328,7 +328,9 @@ def ends_in_foreign_language(lead: str) -> bool:
 
 
 def has_foreign_retraction(rest: str) -> bool:
-    """Whether the words after an answer begin with a retraction in a language besides English."""
+    """Whether the words after an answer begin with a retraction in a language other than
+    English.
+    """
     first = WORD.search(rest)
     return RETRACTING_CHARACTERS.match(rest) is not None or (
         first is not None and first[0].lower() in FOREIGN_RETRACTIONS
@@ -377,7 +379,7 @@ def in_english(
 
 def _groups_by_points(text: str) -> bool:
     """Whether `text`, in another language than English, has 1.500 for 1500: it ends in a script
-    whose languages write decimals with a comma, and writes none with a point.
+    whose languages write decimals with a comma, and has no decimal with a point.
     """
     last = next((sign for sign in reversed(text) if sign.isalpha()), "")
     return last < chr(LAST_LETTER) and DECIMALS.search(text) is None

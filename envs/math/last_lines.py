@@ -2,7 +2,8 @@ r"""The last lines of a text, and the sentences at their end that leave the answ
 closings (a greeting, an offer, a confirming check), and remarks such as `This agrees with the
 example`.
 
-A remark may say anything that neither doubts nor denies, and that does not go on to another number.
+A remark may say anything that neither doubts nor denies the answer and does not lead on to another
+number.
 
 Left out: the answer before them (`envs.math.conclusions`).
 """
@@ -56,9 +57,9 @@ CALM = words(
     without
     """
 )
-"""Doubts about a number, and none in a sentence beside it."""
+"""Words that are doubts about a number, but not in a neighbouring sentence."""
 NEXT = words("need must still remains now next multiply divide add subtract double")
-"""Words that go on to a number that is not said yet."""
+"""Words that lead on to a number not stated yet."""
 GOING_ON = words(
     """
     so then thus hence therefore making giving leaving bringing yielding totalling totaling adding
@@ -66,7 +67,7 @@ GOING_ON = words(
     answer
     """
 )
-"""Words after a statement that go on from its number."""
+"""Words after a statement that continue from its number."""
 COMMON_MISTAKE = re.compile(
     r"(?:a|one|the most) (?:common|typical|frequent) (?:mistake|error|slip|trap) (?:is|would be)\b",
     re.IGNORECASE,
@@ -103,7 +104,7 @@ def last_lines(text: str, *, whole: bool) -> list[str]:
 
 
 def sentences_of(line: str) -> list[str]:
-    """The sentences of `line`, with what stands between them."""
+    """The sentences of `line`, with the text between them."""
     ends = [match.end() for match in SENTENCE_END.finditer(line) if match.end() < len(line)]
     return [line[begin:end] for begin, end in zip([0, *ends], [*ends, len(line)], strict=True)]
 
@@ -130,7 +131,7 @@ def _is_closing(lines: list[str]) -> bool:
 
 
 def is_remark(sentence: str) -> bool:
-    """Whether `sentence` leaves the answer before it as it is."""
+    """Whether `sentence` does not change the answer before it."""
     numbered, said = has_number(sentence), words_asked(sentence)
     if (numbered and 0 < len(said) < 3) or ITEM.match(sentence):
         return False

@@ -1,9 +1,9 @@
 r"""Decides whether the words before a mark introduce the answer, or change it.
 
 `So Natalia sold \boxed{72}` leads to the answer. `Twice \boxed{36}`, `more than \boxed{72}` and
-`one of 70, \boxed{72}` say another number, or several. No word that changes a number (`CHANGING`)
-may be between it and the verb, or before it if the clause has no verb. Before the verb is the
-requested quantity, which may be anything (`The square root of 9 is \boxed{3}`), unless it denies
+`one of 70, \boxed{72}` state another number, or several. No word that changes a number (`CHANGING`)
+may stand between it and the verb, or before it if the clause has no verb. The requested quantity
+stands before the verb and may be anything (`The square root of 9 is \boxed{3}`), unless it denies
 the whole (`It is false that x is \boxed{3}`).
 
 Left out: the words after a mark (`envs.math.answers`).
@@ -58,7 +58,7 @@ TENTATIVE = re.compile(
     r"|careful\w*)\b)",
     re.IGNORECASE | re.DOTALL,
 )
-"""`At first sight, thus the answer is 18`, without what a second look shows."""
+"""`At first sight, thus the answer is 18`, without the result of a second look."""
 IGNORING = re.compile(
     r"\bif (?:you|we|one|i) (?:ignore|disregard|forget|skip|exclude)\b", re.IGNORECASE
 )
@@ -135,7 +135,7 @@ ATTRIBUTED = re.compile(
 
 
 def is_attributed(lead: str) -> bool:
-    """Whether the words before `answer is` give it to others."""
+    """Whether the words before `answer is` attribute it to others."""
     return ATTRIBUTED.search(plain(lead) + " ") is not None
 
 
@@ -153,7 +153,7 @@ def denies(lead: str) -> bool:
 
 
 def changes(lead: str, *, question: str) -> bool:
-    """Whether `lead`, the sentence before a marked number, makes another thing of the number than
+    """Whether `lead`, the sentence before a marked number, gives the number another meaning than
     the answer.
     """
     text = _bare(lead)
@@ -176,7 +176,7 @@ def changes(lead: str, *, question: str) -> bool:
 
 
 def names_another_answer(lead: str) -> bool:
-    """Whether the words before `answer is` name another than the answer: `the previous`, `twice
+    """Whether the words before `answer is` name another answer: `the previous`, `twice
     the`.
     """
     said = [word.lower() for word in WORDS.findall(re.split(r"[,;:]", plain(lead))[-1])]
@@ -198,7 +198,7 @@ def is_rough(lead: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    r"""`text` without what dresses the number at its end: `$`, `\(`, `\text{`, spaces."""
+    r"""`text` without the markup of the number at its end: `$`, `\(`, `\text{`, spaces."""
     before = None
     while text != before:
         before = text

@@ -1,7 +1,7 @@
 r"""The answer after a line mark: `#### 18`, `Answer: 18`, `<answer>18</answer>`, `The answer is
 18`.
 
-It is the sentence after the mark, or the next one where the mark ends its line.
+It is the sentence after the mark, or the next one if the mark ends its line.
 """
 
 import re
@@ -21,7 +21,7 @@ from envs.math.sentences import (
     without_exclamation,
 )
 
-MAX_ANSWER_CHARACTERS = 1000  # of a final answer; a longer one is no final answer
+MAX_ANSWER_CHARACTERS = 1000  # limit of a final answer
 BLOCKS = {"```": "```", "$$": "$$", "\\[": "\\]"}
 BULLET = re.compile(r"[-*\u2022] +(?=\S)")
 TAG_END = re.compile(r"</(?:(?:final[ _-]?)?answer|solution)>|\[/answer\]", re.IGNORECASE)
@@ -88,7 +88,7 @@ def _is_imagined(text: str, lead: str, mark: Mark) -> bool:
 
 
 def _after_line_mark(text: str, end: int) -> tuple[str, str]:
-    """The sentence after a line mark, and a part of what follows it."""
+    """The sentence after a line mark, and a part of the text that follows."""
     begin = end
     line_end = text.find("\n", begin)
     line = text[begin : line_end if line_end >= 0 else len(text)]

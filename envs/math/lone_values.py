@@ -1,8 +1,8 @@
 r"""A value alone on the last line of a text in which nothing is marked: `**85**`, `$2\sqrt{3}$`,
 `Total: $650`.
 
-A line above it spoils it that holds another value alone, a doubt, or words that make another thing
-of it.
+The line above spoils it if that line holds another value alone, a doubt, or words that change the
+value's meaning.
 """
 
 import re
@@ -22,7 +22,7 @@ from envs.math.vocabulary import ALTERNATIVES, CHANGING, DATES, HEDGES, LINKS, W
 OPEN = re.compile(r"[-+*/(\[{]$(?<!\*\*)")
 """A line that continues in the next one."""
 WORKED = re.compile(r"[-+*/=\u00d7\u00f7\u00b7]|\\(?:times|cdot)")
-"""A computation, and no value: `6 * 7` above `= 42`."""
+"""A computation, not a value: `6 * 7` above `= 42`."""
 CHOICE = re.compile(r"\(?([A-J])\)?\.?")
 TOTALS = words("total altogether overall left remaining")
 OF_A_PART = words("for per each step if on running side hand steps") | {
@@ -33,7 +33,7 @@ TEXT = re.compile(r"[A-Za-z]+(?:[ -][A-Za-z]+)?")
 
 
 def alone_on_line(line: str, *, question: str, whole: bool) -> str | None:
-    """The value that `line` is, without markup; None if it has anything else."""
+    """The value in `line`, without markup; None if the line has anything else."""
     bullet = ITEM.match(line)
     if CUT_OFF.search(line) or (bullet is not None and not names_a_total(line)):
         return None

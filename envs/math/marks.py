@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from envs.math.languages import FOREIGN_MARK, may_be_foreign
 
-MAX_MARKS = 8  # of the last marks, one that marks an answer is sought
+MAX_MARKS = 8  # the marked answer is sought among this many last marks
 MARK = re.compile(
     r"""
     (?P<hash>\#\#\#\#+(?![ *_]{0,4}(?:step|part|case)[ ][0-9ivx]{1,3}\b[^\n]*\n\s*\S)
@@ -63,8 +63,8 @@ def last_marks(text: str) -> deque[Mark]:
 
 
 def without_repetition(text: str, marks: deque[Mark]) -> str:
-    """`text` and its `marks` without the last one, if the text ends within a repetition of the one
-    before: `The answer is 27. The answer is`.
+    """`text` and its `marks` without the last one, if the text ends within a repetition of the
+    previous one: `The answer is 27. The answer is`.
     """
     if len(marks) < 2:
         return text

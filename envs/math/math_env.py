@@ -1,4 +1,4 @@
-r"""MathEnv: one question, one answer each from one or several agents, and a grade.
+r"""MathEnv: asks one question, gets one answer from each agent, and grades it.
 
     env = MathEnv(tasks=["sums-2"])                       # generated: "12+34=" and "46"
     # rows with the prompt columns, or GSM8K's jsonl
@@ -8,13 +8,13 @@ r"""MathEnv: one question, one answer each from one or several agents, and a gra
 
 Options of reset: `task`, `split` (`train` or `heldout`), and `row`, a whole row in the form of the
 prompt columns, for a separate data loader. The reward is 1 for a right answer and 0 for a wrong
-one, plus `format_reward` where an answer was marked at all. With several agents every value exists
+one, plus `format_reward` if an answer was marked. With several agents every value exists
 once per agent, and they answer the same question without seeing each other's answers.
 
 An answer that the grader cannot decide raises `GradingFailed`: that episode is a counted failure. A
 row without a truth, or one that needs a judge (`reward_model.style` is not in
-`envs.math.grading.STYLES`), is refused, unless `ungraded` leaves the verdict to the caller: then
-the question is asked without a verdict. Left out: further turns (`envs.tools`).
+`envs.math.grading.STYLES`), is refused, unless `ungraded` leaves the verdict to the caller; the
+question is then asked without a verdict. Left out: further turns (`envs.tools`).
 """
 
 import asyncio
@@ -59,12 +59,12 @@ from envs.text import (
 
 DEFAULT_TASKS = ("sums-2",)
 NOT_GRADED = "not graded"  # shown in place of a verdict
-MAX_ACTION_CHARACTERS = 1 << 24  # no model's turn comes near; grading time is linear in it
+MAX_ACTION_CHARACTERS = 1 << 24  # far above any model's turn; grading time is linear in it
 
 
 class MathEnv(Environment):
-    """Questions with a checkable answer. Light: thousands fit into one process, and share its
-    graders.
+    """Questions with a checkable answer. Instances are light: thousands fit into one process and
+    share its graders.
     """
 
     asks_questions = True
@@ -90,15 +90,15 @@ class MathEnv(Environment):
             tasks: Generated tasks (`sums-2`, see `envs.math.generators`), or with `files` the data
                 sources to ask from (all by default).
             files: Parquet or jsonl files; see `envs.prompt_files`.
-            split: Which questions `reset` asks by default, `train` or `heldout`.
+            split: Split that `reset` uses by default, `train` or `heldout`.
             heldout_share: Share of questions that are held out, by a hash of the question; 0: none.
-            wording: Of generated questions: `bare` (`12+34=`, the whole text is the answer) or
+            wording: Form of generated questions: `bare` (`12+34=`, the whole text is the answer) or
                 `words` (the answer is marked).
             num_agents: Agents that answer each question.
             ungraded: Also ask rows that cannot be graded: `success` of their episodes is None.
-            format_reward: Added where an answer was marked, right or wrong; reward part `format`.
+            format_reward: Added if an answer was marked, right or wrong; reward part `format`.
             num_graders: Worker processes of this process's maths environments together.
-            grading_cpu_s: Processor time after which a comparison is given up.
+            grading_cpu_s: Processor time after which a comparison is aborted.
             max_action_characters: Longest text of an agent; longer ones are refused.
 
         Raises:
@@ -159,7 +159,7 @@ class MathEnv(Environment):
             grade_info(text, row, grader=self._grader, format_reward=self._format_reward)
             for text in texts
         ]
-        # awaited as it is: a task costs as much as comparing two numbers
+        # awaited directly: a task would cost as much as comparing two numbers
         agents = [await grades[0]] if len(grades) == 1 else await asyncio.gather(*grades)
         rewards = [float(sum(info[REWARD_PARTS].values())) for info in agents]
         if self.spec.num_agents == 1:
@@ -169,7 +169,7 @@ class MathEnv(Environment):
         return [observe() for _ in agents], cast(Any, np.asarray(rewards)), True, False, merged
 
     def render(self) -> NDArray[np.uint8]:
-        """Raises RuntimeError: there is nothing to see."""
+        """Raises RuntimeError: there is no image."""
         raise RuntimeError("Environment 'math' has no images.")
 
     async def close(self) -> None:
@@ -183,7 +183,7 @@ class MathEnv(Environment):
             return [checked_text(action, space=space)]
         if not isinstance(action, (list, tuple)) or len(action) != self.spec.num_agents:
             raise ValueError(
-                f"step needs a list of {self.spec.num_agents} texts, one an agent, got "
+                f"step needs a list of {self.spec.num_agents} texts, one per agent, got "
                 f"{type(action).__name__}."
             )
         return [checked_text(entry, space=space) for entry in action]
@@ -227,8 +227,8 @@ def asked_row(
         drawn = source.draw(task, split=split, seed=seed)
         if drawn.images:
             raise ValueError(
-                f"The question drawn for seed {seed} has pictures, which an environment does not "
-                "hand over: name its file in data.train_files or data.val_files instead of "
+                f"The question drawn for seed {seed} has pictures, which an environment cannot "
+                "pass on: name its file in data.train_files or data.val_files instead of "
                 "env.kwargs.files."
             )
         return drawn

@@ -1,4 +1,5 @@
-r"""What an algebra system may read: mathematics without words, but for functions and units.
+r"""Recognises text that an algebra system may read: mathematics without words, except functions and
+units.
 
 Prose is never passed to the algebra system, which would skip words.
 """
@@ -49,7 +50,7 @@ def without_units(text: str) -> str:
 
 
 def is_mathematics(text: str, *, truth: str) -> bool:
-    """Whether `text` holds nothing but mathematics: no words but functions, those of the truth, and
+    """Whether `text` holds only mathematics: its only words are functions, words of the truth, and
     products of its letters.
     """
     if NO_MATHEMATICS.search(text) and not NO_MATHEMATICS.search(truth):

@@ -1,7 +1,8 @@
-r"""Answers of a closing sentence that are words or letters: yes and no, an option, an attribute.
+r"""Reads answers of a closing sentence that are words or letters: yes and no, an option, an
+attribute.
 
-`Therefore, option (B) is correct.` and `The function is even.` are answers as a number is; words
-before them that deny or doubt spoil them in the same way (`envs.math.provisional`).
+`Therefore, option (B) is correct.` and `The function is even.` are answers like a number; denials
+and doubts before them spoil them in the same way (`envs.math.provisional`).
 """
 
 import re
@@ -57,7 +58,9 @@ REVERSED = re.compile(
 
 
 def is_word(truth: str) -> bool:
-    """Whether `truth` is a name or another word, so that a sentence may state it as `LAST_NAME`."""
+    """Whether `truth` is a name or another word, so that a sentence may state it in the form
+    `LAST_NAME`.
+    """
     return re.fullmatch(rf"{NAME}|[Nn]o|DNE", plain(truth).strip(" .$")) is not None
 
 
@@ -85,8 +88,8 @@ def stated_name(line: str, *, question: str) -> str | None:
 
 
 def letter(option: re.Match[str], *, lead: str, question: str) -> str | None:
-    """The letter of an option that a sentence names after `lead`; None where it is denied or
-    doubtful, or another stands beside it.
+    """The letter of an option that a sentence names after `lead`; None if it is denied or doubtful,
+    or has another letter beside it.
     """
     beside = option["text"] or ""
     doubtful = (

@@ -1,4 +1,4 @@
-r"""Converts text to plain characters: one kind of minus and of thousands separator, fractions as
+r"""Converts text to plain characters: one form of minus and of thousands separator, fractions as
 `1/2`, and no LaTeX spacing or markup around numbers and units.
 
 Left out: mathematics for an algebra system (`envs.math.notation`).

@@ -1,5 +1,5 @@
-r"""Words and values of a sentence that make its number no final answer: `So far`, `half`, `maybe`,
-or another value stated before it.
+r"""Finds words and values of a sentence that make its number provisional: `So far`, `half`,
+`maybe`, or an earlier value.
 
 Words of the question are harmless: `The original price was $40` answers a question for it.
 """
@@ -34,14 +34,14 @@ PROVISIONAL = words(
     claimed yesterday tomorrow someone some one many most few any not never
     """
 )
-"""Words of a sentence whose number is no final answer; those of the question are harmless."""
+"""Words of a sentence whose number is not a final answer; words of the question are harmless."""
 HARMLESS = re.compile(
     r"\bthe next (?=[a-z])|\bequally likely\b|\b(?:in|of|on|by|to|and|since|until) (?-i:May)\b"
     r"|\bof one (?=[a-z]+ (?:is|was|equals)\b)",
     re.IGNORECASE,
 )
-"""`The next number` of a sequence is what is asked for, equally likely cases are no doubt, `in May`
-is a month, and `the weight of one box is` says of what.
+"""`The next number` of a sequence is what is asked for, equally likely cases are not a doubt, `in
+May` is a month, and `the weight of one box is` names an object.
 """
 STATED = re.compile(
     r"\b(?:is|are|was|were|has|have|had"
@@ -61,7 +61,7 @@ ABOUT_ANSWER = re.compile(
     r"|depends?|asks?|says?)\b",
     re.IGNORECASE,
 )
-"""`The answer has 17 digits` says something of an answer, and does not give it."""
+"""`The answer has 17 digits` describes an answer without giving it."""
 REQUEST = re.compile(r"^(?:please |just )?(?:give|grant|allow) (?:me|us)\b", re.IGNORECASE)
 """`Give me 17 seconds`"""
 IMAGINED = re.compile(
@@ -71,7 +71,7 @@ IMAGINED = re.compile(
 BRACKETED = re.compile(r" ?\(([^()]*)\)")
 HARMFUL = PROVISIONAL | CHANGING | words("too alone loss discount")
 FREE = words("total maximum minimum only just exactly final left over up single some any")
-"""Words of those after a value that leave it unchanged."""
+"""Words after a value that leave it unchanged."""
 NUMBER_WORDS = NUMERALS - words("one some any all few many several single first")
 
 
@@ -81,7 +81,9 @@ def has_number(text: str) -> bool:
 
 
 def is_harmful(sentence: str, *, unless: frozenset[str] = frozenset()) -> bool:
-    """Whether `sentence` doubts, denies, retracts or asks anything, but in words of `unless`."""
+    """Whether `sentence` doubts, denies, retracts or asks anything; words in `unless` do not
+    count.
+    """
     said = {word.lower().replace("\u2019", "'") for word in WORDS.findall(sentence)}
     if (HEDGES | DENYING) & said - unless or sentence.rstrip().endswith("?"):
         return True
@@ -97,7 +99,7 @@ def without_explanations(text: str) -> str:
 
 
 def _is_explained(inside: str) -> bool:
-    """Whether brackets hold an explanation, and neither a value nor how it was rounded."""
+    """Whether brackets hold only an explanation, neither a value nor a note on rounding."""
     said = WORDS.findall(inside)
     rounded = {"nearest", "rounded"} & {*said}
     return len(said) > 2 and "\\" not in inside and read_quantity(inside) is None and not rounded

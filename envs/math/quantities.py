@@ -1,9 +1,9 @@
 r"""Reads a number with a unit from a piece of an answer: `1,080`, `$18.00`, `18 apples per day`.
 
 After the number only words that are known to leave it unchanged (`envs.math.vocabulary`) and words
-of the question are allowed; with anything else the text is no quantity. A percent sign is a unit:
-`50%` and `50 percent` are 50, and not 0.5, as in the normalisation of Hendrycks et al. (MATH, 2021,
-`strip_string`), which removes it. A scale is a part of the number: `3 million` is 3000000.
+of the question are allowed; with anything else, the text is not a quantity. A percent sign is a
+unit: `50%` and `50 percent` are 50, not 0.5, as in the normalisation of Hendrycks et al. (MATH,
+2021, `strip_string`), which removes it. A scale is a part of the number: `3 million` is 3000000.
 
 Left out: the number itself (`envs.math.leading_numbers`), and expressions, which go to
 `envs.math.verification`.
@@ -59,7 +59,7 @@ SQUARED = re.compile(
     r"\b((?:centi|milli|kilo)?met(?:er|re)s?|seconds?|feet|foot|inch(?:es)?|miles?|yards?|units?)"
     r" (squared|cubed)\b"
 )
-"""`metres per second squared`; a number that is squared is another one."""
+"""`metres per second squared`; squaring a number itself changes it."""
 SCALES_OF_DEGREES = frozenset({"celsius", "fahrenheit"})
 DIFFERENCES = frozenset({"more", "less", "fewer", "extra", "additional"})
 DIMENSIONS = frozenset({"tall", "long", "wide", "deep", "high", "thick"})
@@ -76,9 +76,9 @@ class Quantity(NamedTuple):
     places: int = 0
     """Decimal places that were written."""
     counted: tuple[str, ...] = ()
-    """The first nouns after the number, in lower case: (duck, eggs); () where it has none."""
+    """The first nouns after the number, in lower case: (duck, eggs); () if it has none."""
     rate: tuple[str, ...] = ()
-    """Denominators of a rate: (hour,) of `18 per hour`, (each,) of `18 each`; () if it is no
+    """Denominators of a rate: (hour,) of `18 per hour`, (each,) of `18 each`; () if it is not a
     rate.
     """
     compound: bool = False
@@ -90,8 +90,8 @@ class Quantity(NamedTuple):
 
 
 def read_quantity(text: str, *, question: str = "") -> Quantity | None:
-    """The quantity that the whole of `text` is, or None; words of `question` are allowed after the
-    number.
+    """The quantity that makes up the whole `text`, or None; words of `question` are allowed after
+    the number.
 
     >>> read_quantity("$1,080 per month").value
     Fraction(1080, 1)
@@ -138,7 +138,7 @@ def is_unit(text: str, *, question: str = "") -> bool:
 
 
 def same_units(first: Quantity, second: Quantity) -> bool:
-    """Whether the units do not contradict: equal, or one leaves out what the other says."""
+    """Whether the units agree: they are equal, or one omits what the other states."""
     if first.power and second.power and first.power != second.power:
         return False
     if first.rate and second.rate and first.power != second.power:
@@ -210,8 +210,8 @@ def _counted(tail: str) -> tuple[str, ...]:
 
 
 def is_compared(tail: str) -> bool:
-    """Whether the words after a number make it a difference; `larger` directly before what is
-    counted only describes it.
+    """Whether the words after a number make it a difference; `larger` directly before the counted
+    noun only describes it.
     """
     said = [word.lower() for word in WORD.findall(tail)]
     return any(
@@ -254,7 +254,7 @@ def _leaves_alone(
     if token == "/":
         return bool(after)
     if word == "and" and not before:
-        return False  # 18 and change
+        return False  # means 18 and some change
     if word == "over" and before[-1:] == ["left"]:
         return True
     if word == "times":

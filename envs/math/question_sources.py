@@ -92,7 +92,7 @@ class FileQuestions:
             if held_out(_key(row), share=self._heldout_share) == (split == "heldout"):
                 return self._checked(row, file, row_number)
         raise ValueError(
-            f"None of the {len(places)} rows of {task!r} is a {split} one at "
+            f"None of the {len(places)} rows of {task!r} is in the split {split} at "
             f"heldout_share={self._heldout_share}."
         )
 

@@ -1,9 +1,9 @@
-"""Reads the requested quantity of a question, which an answer may contradict: unit, counted noun,
-rounding, base.
+"""Reads the quantity that a question requests (unit, counted noun, rounding, base), to detect
+contradicting answers.
 
 `How many dollars ...?` and `the length in metres` ask for a unit, `How many apples ...?` for a
-thing. No noun contradicts a collective word (`How many animals`). A question that asks for none of
-these contradicts no answer.
+thing. Collective words (`How many animals`) are contradicted by no noun. A question that asks for
+none of these contradicts no answer.
 """
 
 import functools
@@ -34,7 +34,7 @@ KINDS = (
     words("celsius fahrenheit"),
     words("degree radian"),
 )
-"""Units of one kind contradict each other where they differ."""
+"""Different units of one kind contradict each other."""
 COLLECTIVE = words(
     """
     time times people person persons animal animals item items thing things object objects piece
@@ -90,7 +90,7 @@ PERIOD_OF_A_RATE = re.compile(rf"\b(?:per|each|every|an?) ({'|'.join(sorted(PERI
 WANTED = re.compile(
     r"\bhow (?:much|many)\b(?:(?!,? (?:if|when|given|assuming)\b).)*", re.IGNORECASE
 )
-"""The clause of a question that names what is wanted: `how much does she make, if ...`"""
+"""The clause of a question that names the requested quantity: `how much does she make, if ...`"""
 HOW_MANY = re.compile(r"\bhow many((?:\s+[a-z'-]+){1,8})", re.IGNORECASE)
 IN_UNIT = re.compile(
     r"\bin (?:terms of )?(?:(?:us|full|whole|square|cubic|degrees) )?"
@@ -141,7 +141,7 @@ def contradicts(quantity: Quantity, question: str) -> bool:
     if unit in CLOCK and not ASKS_FOR_A_TIME.search(question):
         return True
     if quantity.compound and unit is not None and units_of_the_kind(unit) & asked.units:
-        return False  # it is compared in the unit that is asked for
+        return False  # it is compared in the requested unit
     if quantity.rate and _contradicts_rate(quantity.rate[0], question):
         return True
     if (
@@ -172,7 +172,7 @@ def _is_measured(units: Iterable[str]) -> bool:
 
 
 def _contradicts_rate(share: str, question: str) -> bool:
-    """Whether `question` asks for a number, and not for one of each `share`: `18 apples per hour`,
+    """Whether `question` asks for a plain number, not for a rate by `share`: `18 apples per hour`,
     `$18 each`.
     """
     asking = _asking(question)
@@ -234,7 +234,7 @@ def asks_a_difference(question: str) -> bool:
 
 
 def asks_by(question: str) -> bool:
-    """Whether `question` asks by how much something changes, and not to what."""
+    """Whether `question` asks for the change, not for the new value."""
     return BY_HOW.search(_asking(question)) is not None
 
 

@@ -6,8 +6,8 @@ from envs.math.markup import without_markup
 from envs.math.quantities import read_quantity
 from envs.math.vocabulary import WORDS, words
 
-TAIL = 4000  # characters of a text that its conclusion is sought in
-SURROUNDINGS = 2000  # characters after an answer that may take it back
+TAIL = 4000  # characters at the end of a text in which its conclusion is sought
+SURROUNDINGS = 2000  # characters after an answer that may retract it
 CAPITALS = "".join(
     chr(code) for code in (*range(0x100, 0x250), *range(0x1EA0, 0x1EFA)) if chr(code).isupper()
 )
@@ -92,8 +92,8 @@ REMAINDER = re.compile(r"\b(?:left|remain\w*|more|fewer|less|than|each|every|per
 
 
 def without_exclamation(sentence: str, text: str) -> str:
-    """`sentence` without an exclamation mark at its end, which is a factorial if `text` mentions
-    factorials and computes another number than the one before it: `3! = 6` before `4!`.
+    """`sentence` without an exclamation mark at its end, unless it is a factorial: `text` mentions
+    factorials and computes another one, `3! = 6` before `4!`.
     """
     number = EXCLAMATION.search(sentence)
     if number is None:
@@ -148,7 +148,7 @@ def taken_back(rest: str, answer: str) -> bool:
 
 
 def is_another(text: str, answer: str) -> bool:
-    """Whether `text` is another quantity than `answer`, and in no unit that `answer` lacks."""
+    """Whether `text` is another quantity than `answer`, without a unit that `answer` lacks."""
     said, other = read_quantity(without_markup(answer)), read_quantity(without_markup(text))
     if said is None or other is None or said.value == other.value:
         return False

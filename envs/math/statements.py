@@ -1,8 +1,8 @@
 r"""Parses a final statement: `x = 18`, `9 + 9 = 18`, `18 (18 apples)`, `Natalia sold 72 clips`.
 
-A statement has parts that all give the answer: a value and its restatements. It is right only if
-every part is, so a second value is a contradiction, not a second chance. A label (`x =`, `Total:`),
-or a sentence of ordinary words and words of the question, may introduce a value
+All parts of a statement must give the answer: a value and its restatements. The statement is right
+only if every part is right, so a second value is a contradiction, not a second chance. A label (`x
+=`, `Total:`), or a sentence of ordinary words and words of the question, may introduce a value
 (`envs.math.vocabulary`).
 
 Left out: finding the statement in a text (`envs.math.answers`), and comparing it with the truth
@@ -60,7 +60,7 @@ DESCRIBED = re.compile(
     r"|\b(?:is|are|was|were|be|has|have|answers?|results?)\b)).*$",
     re.DOTALL,
 )
-"""` - the sum of the digits of 49`: says what the number is, in words without a verb."""
+"""` - the sum of the digits of 49`: describes the number in words without a verb."""
 REMARK = re.compile(r"(?:, +(?:which|as|so)\b| - |\s?\u2014\s?)[^0-9]*$", re.IGNORECASE)
 EQUALS = re.compile(r"(?<![<>!:=\\])(?<!_\{[A-Za-z])(?<!_\{[A-Za-z] )=(?![=<>])|\\equiv(?![a-z])")
 r"""Signs between the sides of an equation; the one in `\sum_{n=1}` does not count."""
@@ -91,9 +91,7 @@ Part = Quantity | Rounded | str
 
 
 def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
-    """The parts of a statement about a number, all of which must be the answer; () if it has other
-    content.
-    """
+    """The parts of a statement about a number; all must be the answer. () if it has other content."""
     text = ungrouped(text)
     for emphasised in EMPHASISED:
         text = emphasised.sub(r"\2", text)
@@ -145,7 +143,7 @@ def _parts(text: str, *, question: str, left: int) -> tuple[Part, ...]:
 
 
 def _optioned(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
-    """`(B) 18`, as multiple-choice competitions have it."""
+    """`(B) 18`, the form of multiple-choice competitions."""
     option = OPTION.match(text)
     return None if option is None else _parts(text[option.end() :], question=question, left=left)
 
@@ -266,7 +264,7 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
 
 
 def _without_units(side: str) -> str:
-    """`9 eggs * $2` as `9 * $2`, if only units are beside the numbers."""
+    """`9 eggs * $2` as `9 * $2`, if the only other words are units."""
     factors = [read_quantity(factor) for factor in FACTORS.split(side)]
     whole = [factor.value for factor in factors if factor and factor.value.denominator == 1]
     if len(factors) > 1 and len(whole) == len(factors) and min(whole) >= 0:

@@ -1,7 +1,7 @@
-r"""Whether a piece of a closing text is a value, or a label of one: a quantity, a time, a
-statement, mathematics.
+r"""Decides whether a piece of a closing text is a value (a quantity, a time, a statement,
+mathematics) or a label of one.
 
-Left out: where the piece stands (`envs.math.lone_values`, `envs.math.closing_sentences`).
+Left out: the position of the piece (`envs.math.lone_values`, `envs.math.closing_sentences`).
 """
 
 import re
@@ -60,7 +60,7 @@ def is_expression(text: str) -> bool:
 
 
 def is_plain_label(label: str, *, question: str) -> bool:
-    """Whether `label`, before a colon or a sign of equality, only names what is asked for."""
+    """Whether `label`, before a colon or an equals sign, only names the requested quantity."""
     said = {word.lower() for word in WORDS.findall(label)}
     if len(label) == 1:
         return True
@@ -70,7 +70,7 @@ def is_plain_label(label: str, *, question: str) -> bool:
 
 
 def is_value(text: str, *, question: str) -> bool:
-    """Whether the whole of `text` is one value, maybe restated."""
+    """Whether the whole `text` is one value, possibly restated."""
     inside = without_markup(text)
     if (
         TIME.fullmatch(inside)

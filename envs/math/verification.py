@@ -1,7 +1,7 @@
 r"""Decides whether two answers are the same mathematics: math-verify (on sympy) reads and compares
 LaTeX and expressions.
 
-Runs in a worker process (`envs.worker_pool`), because neither reading nor comparing is bounded: a
+Runs in a worker process (`envs.worker_pool`), because reading and comparing are unbounded: a
 single integer power such as `9^{9^{9^9}}` never ends in practice. math-verify's own limits are off:
 they use `signal.alarm`, and turn a timeout into "different".
 """

@@ -1,8 +1,9 @@
-"""Clearance of the scripted expert's hand: paths over obstacles, and free places in regions.
+"""Collision avoidance of the scripted expert's hand: paths over obstacles, and free places in
+regions.
 
-The hand, its open fingers and a held thing are boxes. The hand passes over obstacles of a straight
-path: up, across, down. An unobstructed path stays straight, and an unobstructed region is used at
-its middle.
+The hand, its open fingers and a held thing are modelled as boxes. If an obstacle blocks the
+straight path, the hand passes over it: up, across, down. An unobstructed path stays straight, and
+an unobstructed region is used at its middle.
 """
 
 from typing import NamedTuple
@@ -14,9 +15,9 @@ from envs.libero.expert.motion import PASSED_M, Motion, move, turned
 from envs.libero.libero_simulator import LiberoSimulator
 from envs.libero.scene import Vector, boxes, gripper_pose, object_body, region_half
 
-SAMPLES = 16  # of a way: 1 to 4 cm apart, and a packet is 4 cm across
-# between a moving object and the obstacle below it: the error of a motion's end, and a hand that
-# leans a little
+SAMPLES = 16  # of a path: 1 to 4 cm apart; a packet is 4 cm across
+# between a moving object and the obstacle below it; covers the error at a motion's end and a
+# slightly tilted hand
 OVER_M = 0.03
 PLACES = (0.0, 0.85, -0.85)  # of a region's half length: its middle and near its edges
 
@@ -42,8 +43,8 @@ def pass_over(
 ) -> Motion:
     """Move to `to`, first up and across if the straight path meets a body other than `thing`.
 
-    Fixtures do not count: they stand fast, and from straight above an open drawer keeps the hand
-    from what lies before it.
+    Fixtures do not count, because they do not move, and an open drawer would keep the hand from
+    objects in front of it.
     """
     hand, now = gripper_pose(simulator)
     moving = around_hand(simulator, held=thing if held else None)

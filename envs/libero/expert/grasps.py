@@ -1,8 +1,9 @@
 """Grasps of the scripted expert: all top grasps that a thing's shape allows, least obstructed
 first.
 
-A thing that fits between the fingers is held across, a vessel at its rim, others by their handle. A
-grasp's obstruction is the volume that hand and open fingers, two boxes, share with other things.
+A thing that fits between the fingers is held across, a vessel at its rim, others by their handle.
+The hand and the open fingers are two boxes; a grasp's obstruction is the volume that they share
+with other things.
 """
 
 from typing import NamedTuple
@@ -13,12 +14,12 @@ from envs.libero.expert.motion import nearest_yaw, turned
 from envs.libero.libero_simulator import LiberoSimulator
 from envs.libero.scene import BoundingBox, Vector, boxes, colliding_geoms, level_heading
 
-MOUTH_M = 0.072  # what is held across is at most this wide: the fingers open to 8 cm
-# How far below its top a tall thing is held: the palm is 5 cm above the finger tips.
+MOUTH_M = 0.072  # largest width of a thing held across: the fingers open to 8 cm
+# Distance from the top at which a tall thing is held: the palm is 5 cm above the finger tips.
 FINGER_DEPTH_M = 0.035
 TIP_M = 0.012  # the tips reach this far below the point between them
 FLAT_M = 0.05  # lower things are held at half their height
-RIM_DEPTH_M = 0.012  # how deep the fingers reach over a rim
+RIM_DEPTH_M = 0.012  # depth of the fingers below a rim
 WALL_M = 0.002  # half of a vessel's wall
 # between the hand and an object that it must not touch: a motion ends this close to its target
 SLACK_M = 0.006
@@ -34,7 +35,7 @@ FINGER_HALF_M, PALM_HALF_M = (
     float(HAND[0][0][0]),
     float(HAND[1][0][0]),
 )  # across the closing fingers
-# Below a palm that shall stay over a thing: lower, its edge was seen to touch a mug's rim.
+# Clearance below a palm over a thing; with less, its edge touched a mug's rim.
 PALM_OVER_M = 0.03
 
 
@@ -75,7 +76,7 @@ def by_handle(simulator: LiberoSimulator, body: int) -> Hold | None:
     lows, highs = boxes(simulator, [body], yaw=yaw)
     low, high = lows[furthest], highs[furthest]
     width = highs[:, 1] - lows[:, 1]
-    wider = width > HANDLE_SHARE * width[furthest]  # what is as narrow is a part of the handle
+    wider = width > HANDLE_SHARE * width[furthest]  # equally narrow parts belong to the handle
     free_from = float(highs[wider, 0].max(initial=-np.inf)) + FINGER_HALF_M + SLACK_M
     if width[furthest] > MOUTH_M or free_from > high[0]:
         return None
@@ -120,8 +121,8 @@ def _across(simulator: LiberoSimulator, body: int) -> list[Grasp]:
 
 
 def _rim(simulator: LiberoSimulator, body: int) -> list[Grasp]:
-    """A vessel is held at the side of its rim towards the middle of the table, where the arm
-    reaches best, or at another.
+    """Grasps at a vessel's rim: first at the side towards the middle of the table, where the arm
+    reaches best, then at other sides.
     """
     extent, axis = BoundingBox(simulator, body), simulator.data.subtree_com[body][:2]
     radius = min(extent.size[0], extent.size[1]) / 2 - WALL_M

@@ -42,7 +42,7 @@ from envs.libero.scene import (
     region_parent,
 )
 
-# Between the palm and the roof's edge; more leaves a mug outside of a microwave's region.
+# Between the palm and the roof's edge; a larger gap leaves a mug outside of a microwave's region.
 MARGIN_M = 0.004
 SAME_LEVEL_M = 0.01
 BACK_M = 0.05  # from the handle, before the fingers are closed
@@ -103,7 +103,7 @@ def insert(simulator: LiberoSimulator, name: str, place: Cave) -> Motion:
     turn = float(np.arctan2(np.cross(held.away, place.outwards)[2], held.away @ place.outwards))
     # the same to the fingers
     starts = [held.grasp.yaw + half_turns * np.pi for half_turns in (-1, 0, 1)]
-    # the one that keeps the wrist near its middle
+    # the rotation that keeps the wrist near the middle of its range
     yaw = min(starts, key=lambda start: max(abs(start), abs(start + turn)))
     yield from take(simulator, Grasp(held.grasp.point, yaw), body)
     stop = place.middle + place.outwards * (
@@ -112,7 +112,7 @@ def insert(simulator: LiberoSimulator, name: str, place: Cave) -> Motion:
     before = stop + place.outwards * (held.depth + CLEAR_M)
     rotation, resting = pointing_down(yaw + turn), BoundingBox(simulator, body).bottom
     if abs(place.floor - resting) < SAME_LEVEL_M:
-        # drawn over the table: a heavy thing hangs down from its handle when it is lifted
+        # dragged over the table: a heavy thing tilts down from its handle when it is lifted
         for point in (before, stop):
             yield from move(
                 simulator, np.array([*point[:2], held.grasp.point[2] + SKIM_M]), rotation, CLOSED

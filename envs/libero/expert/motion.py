@@ -16,10 +16,10 @@ Action = NDArray[np.float32]
 Motion = Iterator[Action]
 
 OPEN, CLOSED = -1.0, 1.0
-# of the full action a metre: full at 2 cm, and still a tenth at a rest of 2 mm, where friction
-# holds a weaker one
+# full actions per metre: a full action at 2 cm, and still a tenth at 2 mm, where friction would
+# stop a weaker one
 POSITION_GAIN = 50.0
-# steps: the controller alone is damped for a gain of 20, and at 50 the hand ran past its aim by a
+# steps: the controller alone is damped for a gain of 20; at 50 the hand overshot its target by a
 # centimetre
 LOOK_AHEAD = 1.0
 ROTATION_GAIN = 4.0  # a radian
@@ -27,7 +27,7 @@ REACHED_M, PASSED_M, REACHED_RAD = (
     0.006,
     0.02,
     0.15,
-)  # the turn is loose: with noise on the actions a tighter one is never reached
+)  # loose tolerance of the rotation: with action noise, a tighter one is never reached
 MOVE_LIMIT = 60  # steps of one motion
 GRIP_LIMIT, STILL_STEPS, STILL_M = 20, 3, 0.0005
 # of the point between the tips; the fingers close along y

@@ -1,8 +1,8 @@
-"""Scripted expert on true poses: places things, opens, closes and turns, by the benchmark's
-actions.
+"""Scripted expert on true poses: places things, and opens, closes and turns parts, with the
+benchmark's actions.
 
-It plans from the colliding shapes of the loaded assets, one goal predicate after another, skips
-those that hold, and retries failures with another grasp. docs/libero.md has its success rates.
+It plans from the collision shapes of the loaded assets, one goal predicate after another. It skips
+predicates that hold, and retries failures with another grasp. docs/libero.md has its success rates.
 
     policy = expert(task_name)
     action = policy(env)     # float32 [7]; a new plan begins with each episode
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from envs.libero.libero_simulator import LiberoSimulator
 
 Action = NDArray[np.float32]
-WAIT_STEPS = 20  # with open fingers, until the released thing rests
+WAIT_STEPS = 20  # with open fingers, until the released thing is at rest
 
 
 def expert(task: str) -> Callable[[LiberoEnv], Action]:
@@ -60,7 +60,9 @@ def pursue_goal(simulator: "LiberoSimulator") -> Iterator[Action]:
 def is_time(
     simulator: "LiberoSimulator", predicate: Sequence[str], *, before: Sequence[Sequence[str]]
 ) -> bool:
-    """Whether a part may be closed: only after all earlier predicates, for second attempts."""
+    """Whether it is time to close a part: only after all earlier predicates hold; matters for
+    second attempts.
+    """
     return predicate[0] != "close" or all(simulator.env._eval_predicate(other) for other in before)
 
 
@@ -74,7 +76,7 @@ def in_order(goal: Sequence[Sequence[str]], parts: Mapping[str, str | None]) -> 
 
     Args:
         goal: In any order.
-        parts: Region to the thing that it is a part of.
+        parts: Maps a region to the thing that contains it.
     """
     placements = [predicate for predicate in goal if len(predicate) == 3]
     place_of = {thing: place for place, (_, thing, _) in enumerate(placements)}

@@ -40,20 +40,21 @@ from envs.libero.scene import (
 
 RELEASE_STEPS = 6
 APPROACH_M, CARRY_M, DROP_M = 0.10, 0.12, 0.012
-NEAR_M = 0.01  # over a thing, before the fingers go down beside it
+NEAR_M = 0.01  # above a thing, before the fingers go down beside it
 LIFTED_M = 0.02  # a thing that has not risen by this much is not in the hand
 FLAT_REGION_M = 0.01
-THIN_M = 0.025  # a wide thing that is lower slips from the fingers when it is lifted at its rim
-SKIM_M = 0.002  # height of the finger tips over the table while a thing is drawn over it
+THIN_M = 0.025  # a lower wide thing slips from the fingers when it is lifted at its rim
+SKIM_M = 0.002  # height of the finger tips over the table while a thing is dragged
 FIST_M = 0.015  # half the thickness of the closed fingers
-# of the hand that pushes a drawer: upright, its palm would meet the handles above
+# tilt of the hand that pushes a drawer: an upright palm would hit the handles above
 LEAN_RAD = np.pi / 6
-# how far a push aims beyond the end: the controller gives way before a drawer with friction does
+# distance of a push's target beyond the end, because the controller yields before a drawer with
+# friction
 PUSH_M = 0.02
-PUSH_LIMIT = 25  # steps of the end of a push: what is shut by then stays shut
-OPENED = 0.97  # of the way to its open end, where a pull may stop
+PUSH_LIMIT = 25  # steps at the end of a push: a part that is shut by then stays shut
+OPENED = 0.97  # share of the way to the open end at which a pull may stop
 TURNED_RAD = 1.0  # a knob is turned on by this much; the benchmark asks for 0.5
-STRIDE_M = 0.03  # way of a handle between two points that the hand is sent to
+STRIDE_M = 0.03  # distance between two waypoints of a handle
 
 
 class MovingPart(NamedTuple):
@@ -91,8 +92,8 @@ def place(simulator: LiberoSimulator, name: str, target: str, *, attempt: int) -
     parent = region_parent(simulator, target) if is_region(simulator, target) else None
     if (
         parent is not None
-        # of places on the table there is one only: with a mug's origin beside its axis, an edge is
-        # outside
+        # on the table only one place is tried: a mug's origin is beside its axis, so an edge would
+        # be outside
     ):
         spot = free_place(simulator, body, target, parent, surface=surface, yaw=yaw)
     for height, near in (
@@ -169,8 +170,8 @@ def destination(simulator: LiberoSimulator, target: str) -> tuple[Vector, float]
             extent.bottom + extent.top
         ) / 2
     centre, half = simulator.data.site(target).xpos, region_half(simulator, target)
-    # A flat region is a surface; into a deep one things fall from its upper part, for the palm is
-    # wider than a basket.
+    # A flat region is a surface. Into a deep region things are dropped from its upper part, because
+    # the palm is wider than a basket.
     return centre[:2].copy(), float(
         centre[2] + (half[2] if half[2] < FLAT_REGION_M else 0.3 * half[2])
     )
@@ -185,7 +186,7 @@ def close(simulator: LiberoSimulator, name: str) -> Motion:
     outside = start + opening * (
         FIST_M * np.cos(lean) + TIP_M * np.sin(lean) + _reach(simulator, part, opening)
     )
-    # Closed fingers are widest along y: that side is set square to the push.
+    # Closed fingers are widest along y; that side is set square to the push.
     rotation = nearest_roll(simulator, leaning(opening, lean))
     far = outside + opening * 0.05
     yield from move(simulator, _over(simulator, part, far), rotation, CLOSED, near=PASSED_M)
@@ -289,7 +290,7 @@ def moving_part(simulator: LiberoSimulator, name: str) -> MovingPart:
 
 
 def is_shut(simulator: LiberoSimulator, target: str) -> bool:
-    """Whether `target` is a region in something that has to be opened first."""
+    """Whether `target` is a region inside a part that must be opened first."""
     if not is_region(simulator, target) or not simulator.env.object_sites_dict[target].joints:
         return False
     part = moving_part(simulator, target)
@@ -372,7 +373,7 @@ def _reach(simulator: LiberoSimulator, part: MovingPart, direction: Vector) -> f
 
 
 def _over(simulator: LiberoSimulator, part: MovingPart, point: Vector) -> Vector:
-    """The point above everything that stands on the part, to come down from."""
+    """The point above everything on the part, from which the hand comes down."""
     return np.array(
         [point[0], point[1], max(BoundingBox(simulator, part.body).top, point[2]) + APPROACH_M]
     )

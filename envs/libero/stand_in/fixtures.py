@@ -34,9 +34,9 @@ LEVELS = {
 """Drawers of a cabinet: floor, rim, and middle of the containing region above the cabinet's origin.
 """
 NARROWER = 0.008
-"""Width in metres by which a drawer is narrower at each side than the benchmark's. In some initial
-states of kitchen scene 4 the wine bottle would fall on the open drawer's corner, topple, and still
-roll after settling."""
+"""Metres by which a drawer is narrower than the benchmark's on each side. Otherwise, in some
+initial states of kitchen scene 4, the wine bottle falls on the open drawer's corner, topples, and
+still rolls after settling."""
 RACK_TILT = math.asin(0.52)
 """The wine rack's plank rises to the back by 31 degrees."""
 

@@ -1,10 +1,10 @@
-"""Things made of boxes, cylinders and capsules, and the MJCF text that LIBERO's object classes
-read.
+"""Builds things from boxes, cylinders and capsules, and writes the MJCF text that LIBERO's object
+classes read.
 
 A `Thing` has the content of one file of the benchmark's assets: solids, the named boxes ("regions")
 that its predicates test, and moving parts. Every solid becomes two geoms, as robosuite requires:
 one that collides (group 0, never drawn) and one that is drawn (group 1). Lengths in metres, angles
-in radians, quaternions w x y z. Plain text out; MuJoCo is not imported.
+in radians, quaternions w x y z. The output is plain text; MuJoCo is not imported.
 """
 
 import math
@@ -30,7 +30,7 @@ CONTACT = {"friction": "0.95 0.3 0.1", "solref": "0.001 1", "solimp": "0.998 0.9
 
 @dataclass(frozen=True)
 class Solid:
-    """One primitive: `size` as MuJoCo has it (half lengths of a box; radius and half length of a
+    """One primitive; `size` is MuJoCo's (half lengths of a box; radius and half length of a
     cylinder or capsule).
     """
 
@@ -54,7 +54,7 @@ class Solid:
 
 @dataclass(frozen=True)
 class Region:
-    """A box of the predicates: whether something is in it, or on it."""
+    """A box that predicates test: whether an object is in it, or on it."""
 
     name: str
     at: Vector
@@ -93,7 +93,7 @@ class ThingPart:
     regions: tuple[Region, ...] = ()
     joint: Joint | None = None
     mass: float = 0.0
-    """Kilograms, with the inertia of `inertia`; 0: what the solids weigh."""
+    """Kilograms, with the inertia `inertia`; 0: the mass of the solids."""
     inertia: float = 0.0
     """Kilogram square metres about every axis."""
     at: Vector = (0.0, 0.0, 0.0)
@@ -233,7 +233,7 @@ def mjcf(thing: Thing) -> str:
 
 
 def numbers(values: Iterable[float]) -> str:
-    """Numbers as MJCF writes them, to a hundredth of a millimetre."""
+    """Numbers in MJCF form, to a hundredth of a millimetre."""
     return " ".join(f"{value:.6g}" for value in values)
 
 

@@ -3,9 +3,9 @@
 Figures from the benchmark's assets (github.com/Lifelong-Robot-Learning/LIBERO,
 libero/libero/assets, MIT): outer dimensions, height of the origin above the bottom, upward axis,
 containing regions, and the three sites that placement uses. Shapes, colours and masses are our own:
-colours distinguish the objects that instructions name, and masses are a few times the assets' 2 to
-140 grams, because a touch throws such light objects. Every object to grasp has a part narrower than
-the gripper's 8 cm opening: a rim, a handle or the whole thing.
+colours distinguish the objects named in instructions, and masses are a few times the assets' 2 to
+140 grams, because a touch would throw such light objects. Every object to grasp has a part narrower
+than the gripper's 8 cm opening: a rim, a handle or the whole thing.
 """
 
 from envs.libero.stand_in.geometry import (
@@ -132,7 +132,7 @@ def mug(
 def book(
     name: str, cover: Colour, *, low: tuple[float, float, float], high: tuple[float, float, float]
 ) -> Thing:
-    """A book that stands on its edge, its spine at one side."""
+    """A book standing on its edge, with its spine at one side."""
     pages = block(
         (low[0] + 0.002, low[1] + 0.004, high[2] - 0.0005),
         (high[0] - 0.002, high[1], high[2] + 0.0003),

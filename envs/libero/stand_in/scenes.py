@@ -1,9 +1,9 @@
 """Stand-ins for the benchmark's five scenes: floor, walls, lamps and the table, each of a few
 primitives, and plain textures.
 
-LIBERO's arenas look for bodies, geoms and textures by name and place the tables themselves; those
-names, the heights of the two tables that it does not place (living room and study) and the extent
-of the tops are figures from the benchmark's scene files (github.com/Lifelong-Robot-Learning/LIBERO,
+LIBERO's arenas look for bodies, geoms and textures by name, and place the tables themselves. Those
+names, the heights of the two tables that are not placed (living room and study) and the sizes of
+table tops come from the benchmark's scene files (github.com/Lifelong-Robot-Learning/LIBERO,
 libero/libero/assets/scenes, MIT). Furniture in the background is left out.
 """
 
@@ -20,7 +20,7 @@ WALL_TEXTURES: dict[str, tuple[Colour, Colour]] = {
     "light-gray-plaster.png": ((0.85, 0.85, 0.84), (0.83, 0.83, 0.82)),
     "yellow_linen_wall_texture.png": ((0.88, 0.82, 0.62), (0.86, 0.8, 0.6)),
 }
-"""File name, which LIBERO's table of styles fixes, to the two colours of its pattern."""
+"""Maps a file name, fixed by LIBERO's table of styles, to the two colours of its pattern."""
 TABLE_WOOD: Colour = (0.72, 0.55, 0.38)
 DARK_WOOD: Colour = (0.45, 0.3, 0.2)
 SEEN = {"group": "1", "contype": "0", "conaffinity": "0"}
@@ -31,9 +31,9 @@ LAMP = {
     "castshadow": "false",
 }
 LAMPS = (((1.0, 1.0, 4.0), (0.0, -0.15, -1.0)), ((-3.0, -3.0, 4.0), (0.0, -0.15, -1.0)))
-# MuJoCo's default stiffness, as the benchmark's floor has it. The initial states put bottles 3 cm
-# deep into the living room's table; its own contact, as stiff as the objects', throws them 60 cm
-# into the air, from where they do not come down within the settling steps.
+# MuJoCo's default stiffness, as in the benchmark's floor. The initial states put bottles 3 cm deep
+# into the living room's table. Its own contact, as stiff as the objects', would throw them 60 cm
+# into the air, and they would not come down within the settling steps.
 TABLE_CONTACT = {"friction": "0.95 0.3 0.1"}
 LIVING_ROOM_TOP = 0.4368
 STUDY_TOP = 0.8851

@@ -2,7 +2,7 @@
 primitives, in the layout of the benchmark's assets.
 
 LIBERO's classes read it unchanged. Tasks, initial states and predicates work on it; shapes, masses
-and pictures differ, so success rates on stand-ins are not LIBERO scores.
+and images differ, so success rates on stand-ins are not LIBERO scores.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ TEXTURE_SIZE = 64  # pixels; flat patterns need no more
 
 
 def stand_in_folder() -> Path:
-    """The folder of stand-in assets in the cache, written at the first call; its name has a digest
-    of the content.
+    """The folder of stand-in assets in the cache, written at the first call; its name contains a
+    digest of the content.
     """
     files = dict(stand_in_files())
     digest = hashlib.sha256()
@@ -43,7 +43,7 @@ def stand_in_folder() -> Path:
 
 
 def stand_in_files() -> Iterator[tuple[str, str | tuple[Colour, Colour]]]:
-    """Path in the folder, and its content: MJCF text, or a texture's two colours."""
+    """Content by path in the folder: MJCF text, or a texture's two colours."""
     for folder, things in FOLDERS.items():
         for thing in things:
             yield f"{folder}/{thing.name}/{thing.name}.xml", mjcf(thing)
