@@ -9,7 +9,8 @@ from contextlib import contextmanager
 def user_code(
     fault: Callable[[str], Exception], *, passed: type[BaseException] = KeyboardInterrupt
 ) -> Iterator[None]:
-    """Raise `fault(description)` for anything that the block raises, but `passed` or an interrupt.
+    """Raise `fault(description)` for anything that the block raises, except `passed` and
+    interrupts.
 
     A user's exception may derive from BaseException, and `sys.exit(0)` would end a command
     silently.
@@ -23,7 +24,7 @@ def user_code(
 
 
 def describe_error(error: BaseException) -> str:
-    """Format an exception of user code, with the source line that raised it."""
+    """Describe an exception of user code, with the source line that raised it."""
     described = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     if isinstance(error, SyntaxError):
         return described  # its text has file and line
@@ -32,15 +33,17 @@ def describe_error(error: BaseException) -> str:
 
 
 def text_of(error: BaseException, *, most: int = 2000) -> str:
-    """The first `most` characters of the error's message; of user code, it may raise or be long."""
+    """The first `most` characters of the error's message, which in user code may raise or be
+    long.
+    """
     text = str(traceback.TracebackException(type(error), error, None))  # reads it in any case
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def one_line(error: BaseException, *, most: int = 160) -> str:
-    """The first `most` visible characters of the error's message; its type if it has none.
+    """The first `most` visible characters of the error's message, or its type if it has none.
 
-    Libraries quote what a server sent, line ends and control characters included.
+    Libraries quote what a server sent, including line ends and control characters.
     """
     visible = "".join(letter if letter.isprintable() else " " for letter in str(error))
     return " ".join(visible.split()).rstrip(".")[:most] or type(error).__name__

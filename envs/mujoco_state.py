@@ -1,4 +1,4 @@
-"""State of a MuJoCo simulation, for starts that are kept, and the warnings of a diverged one."""
+"""State of a MuJoCo simulation, for stored initial states, and the warnings of a diverged one."""
 
 from typing import Any
 

@@ -8,13 +8,13 @@ LISTED = 12
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return a sentence proposing the nearest known name, or an empty string."""
+    """Return a sentence that suggests the nearest known name, or an empty string."""
     matches = difflib.get_close_matches(str(name), list(known), n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 def listed(name: object, known: Iterable[str]) -> str:
-    """Return the known names in their order; of more than `LISTED`, those most like `name`."""
+    """Return the known names in order; if there are more than `LISTED`, those most like `name`."""
     names = list(known)
     if len(names) <= LISTED:
         return ", ".join(names) or "(none)"

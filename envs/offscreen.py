@@ -1,9 +1,9 @@
 """Offscreen images of MuJoCo scenes: one OpenGL context, one renderer per model, any image size.
 
-`mujoco.Renderer` has a fixed size and its own OpenGL context. Images dominate a simulator's cost,
-so `fast` always omits the same things: shadows, reflections, multisampling, the sky box, and geoms
-outside the picture; spheres and cylinders are coarser, large meshes thinned. The physics is
-unaffected: a renderer draws from its own copy of the model.
+`mujoco.Renderer` has a fixed size and its own OpenGL context. Images dominate a simulator's cost.
+So `fast` always omits shadows, reflections, multisampling, the sky box, and geoms outside the
+picture. It also draws coarser spheres and cylinders, and thins large meshes. The physics is
+unaffected, because a renderer draws from its own copy of the model.
 
 A context and its renderers belong to one thread.
 """
@@ -20,20 +20,20 @@ from envs.perturbations import Perturbation
 from envs.perturbed_look import STANDARD, Look, View, draw_look
 
 RenderQuality = Literal["fast", "full"]
-# Value of MUJOCO_GL to the libraries it needs, one of each group: without an OpenGL library
-# PyOpenGL # finds no function of EGL.
+# Value of MUJOCO_GL to the libraries it needs, one from each group. Without an OpenGL library,
+# PyOpenGL finds no EGL functions.
 BACKENDS = {"egl": (("EGL",), ("OpenGL", "GL")), "osmesa": (("OSMesa",),)}
 APT_COMMAND = "apt-get install -y libegl1 libopengl0 libgl1-mesa-dri libosmesa6"
-# Of the meshes in Meta-World's scene only parts of the robot have more faces. 8 mm is two thirds of
-# a pixel at 64x64 from a metre: images differ by 0.6 of 255 on average, and drawing takes half as
-# long.
+# In Meta-World's scene only parts of the robot have more faces. 8 mm is two thirds of a pixel at
+# 64x64 from a metre. Images differ by 0.6 of 255 on average, and drawing takes half as long.
 THIN_ABOVE_FACES = 2000
 THIN_CELL_M = 0.008
 HIDDEN_GROUP = 5  # MuJoCo draws geom groups 0 to 2
 
 
 def choose_backend() -> str:
-    """Return the OpenGL backend: `MUJOCO_GL`, else the first installed one, which sets `MUJOCO_GL`.
+    """Return the OpenGL backend: `MUJOCO_GL`, or the first installed one, and set `MUJOCO_GL` to
+    it.
 
     Raises:
         RuntimeError: An unusable `MUJOCO_GL`, or no library; the message says what to install.
@@ -63,7 +63,7 @@ def make_context(size: int) -> Any:
         RuntimeError: The library or its driver is missing; the message says what to install.
     """
     backend = choose_backend()
-    # Mesa draws in this thread: with one simulator per core, its helper threads only wait
+    # Mesa draws in this thread; with one simulator per core, its helper threads would only wait
     os.environ.setdefault("LP_NUM_THREADS", "0")
     try:
         if backend == "egl":
@@ -79,7 +79,7 @@ def make_context(size: int) -> Any:
 
 
 class SceneRenderer:
-    """Draws one model as one camera sees it."""
+    """Draws one model from one camera."""
 
     def __init__(
         self, *, model: Any, context: Any, camera: Any, quality: RenderQuality, size: int
@@ -140,7 +140,7 @@ class SceneRenderer:
         look.change(self._scene)
         viewport = mujoco.MjrRect(0, 0, size, size)
         pixels = np.empty((size, size, 3), np.uint8)
-        # another task's renderer may have bound its own
+        # another task's renderer may have bound its own context
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         mujoco.mjr_render(viewport, self._scene, self._context)
         mujoco.mjr_readPixels(pixels, None, viewport, self._context)
@@ -179,7 +179,7 @@ def _view(scene: Any) -> View:
 
 
 def _simplify(model: Any) -> None:
-    """Changes settings that the OpenGL context reads only when it is made."""
+    """Changes settings that the OpenGL context reads only at its creation."""
     quality = model.vis.quality
     quality.shadowsize = quality.offsamples = 0
     quality.numslices, quality.numstacks, quality.numquads = 12, 8, 1
@@ -188,7 +188,7 @@ def _simplify(model: Any) -> None:
 
 
 def _thin(model: Any, mesh: int) -> None:
-    """Merge the vertices of each cell of a grid, and drop the faces that have no area then."""
+    """Merge the vertices in each grid cell, and drop the faces that then have no area."""
     vertices = slice(model.mesh_vertadr[mesh], model.mesh_vertadr[mesh] + model.mesh_vertnum[mesh])
     first_face, num_faces = model.mesh_faceadr[mesh], model.mesh_facenum[mesh]
     cells = np.floor(model.mesh_vert[vertices] / THIN_CELL_M).astype(np.int64)

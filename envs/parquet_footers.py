@@ -1,8 +1,8 @@
 """Reads the footers of parquet files in another process first, because pyarrow aborts on some.
 
-pyarrow reads a column's metadata in a call that handles no C++ exception: a size histogram of the
-wrong length in a damaged file ends the process. The other process takes 0.2 s for any number of
-files. Left out: pages, whose damage pyarrow raises.
+pyarrow reads a column's metadata in a call that handles no C++ exceptions. So a size histogram of
+the wrong length in a damaged file ends the process. The other process takes 0.2 s for any number of
+files. Left out: pages, because pyarrow raises an exception if they are damaged.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ SETTINGS = WorkerSettings("envs.parquet_footers:read_footer", num_workers=1, dea
 
 
 def check_footers(files: Iterable[Path]) -> None:
-    """Refuse files whose footer would abort this process; a file is read again only if it changed.
+    """Refuse files whose footer would abort this process; unchanged files are not read again.
 
     Raises:
         ValueError: Such a file, with the remedy.
     """
     states = []
     for file in files:
-        if not file.is_file():  # opening it reports the fault; a named pipe would block
+        if not file.is_file():  # opening it later reports the fault; a named pipe would block here
             raise ValueError(f"{file} cannot be read: it is missing, or not a file. Copy it again.")
         status = file.stat()
         states.append((str(file), status.st_size, status.st_mtime_ns))

@@ -1,8 +1,8 @@
 """Prompts in a parquet file, whose rows are measured before they are unpacked.
 
-Parquet stores a recurring text once, in a dictionary, and pyarrow can keep that form
-(`read_dictionary`): a few bytes per value. So a small file whose rows unpack to gigabytes is
-detected before anything is unpacked.
+Parquet stores a recurring text once, in a dictionary. pyarrow can keep that form
+(`read_dictionary`), with a few bytes per value. So a small file whose rows unpack to gigabytes is
+detected before unpacking.
 """
 
 import bisect
@@ -42,7 +42,7 @@ MAX_GROUP_BYTES = 1 << 30
 
 
 def text_columns(metadata: parquet.FileMetaData, names: Collection[str]) -> list[str]:
-    """Paths of texts in the columns `names`, including nested ones, for `read_dictionary`."""
+    """Paths of text columns, including nested ones, in `names`, for `read_dictionary`."""
     schema = metadata.schema
     columns = [schema.column(number) for number in range(len(schema))]
     return [
@@ -95,7 +95,7 @@ def _sizes(array: Any) -> NDArray[np.int64]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Raise what pyarrow raises for a damaged file as a ValueError with the file and a remedy."""
+    """Turn pyarrow's exceptions for a damaged file into a ValueError with file and remedy."""
     try:
         yield
     except (OSError, pyarrow.ArrowException, ValueError) as error:
@@ -157,7 +157,9 @@ class ParquetPrompts(PromptFile):
         return list(self.select(range(len(self))[start:stop]))
 
     def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
-        """See `PromptFile.select`; skips row groups without requested rows, decodes by pieces."""
+        """See `PromptFile.select`; skips row groups without requested rows, and decodes in
+        pieces.
+        """
         done = 0
         while done < len(rows):
             group = bisect.bisect_right(self._starts, rows[done]) - 1
@@ -181,7 +183,7 @@ class ParquetPrompts(PromptFile):
         return self._read(self._kept[group].slice(index - self._starts[group], 1), [index])[0]
 
     def _check_group(self, group: int) -> int:
-        """Number of a row group's rows to read at a time, in pyarrow's compact form."""
+        """Number of rows of a row group to read at a time, in pyarrow's compact form."""
         described = self._file.metadata.row_group(group)
         columns = [described.column(number) for number in range(described.num_columns)]
         columns = [
@@ -240,7 +242,7 @@ class ParquetPrompts(PromptFile):
     def _too_large(self, group: int, verb: str) -> ValueError:
         return ValueError(
             f"{self.path}, row group {group} (from {self.place(self._starts[group])}) {verb} more "
-            f"than {MAX_GROUP_BYTES >> 20} MiB. Write the file with fewer rows a row group."
+            f"than {MAX_GROUP_BYTES >> 20} MiB. Write the file with fewer rows per row group."
         )
 
     def _read(

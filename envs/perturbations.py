@@ -1,18 +1,19 @@
-"""Seeded perturbations of a robot's episode: which factors change, by how much.
+"""Seeded perturbations of a robot's episode: which factors change, and by how much.
 
     env.perturb=[camera,light] env.perturb_strength=0.5
 
-A perturbed episode differs from the standard episode of its seed in the listed factors and in
-nothing else. Each factor draws from its own generator, seeded by the episode's seed, so that a
-factor gives the same change alone and among others, and the rollouts of a group share it.
-`strength` scales every range; 1 is the range given here.
+A perturbed episode differs from the standard episode of its seed only in the listed factors. Each
+factor draws from its own generator, seeded by the episode's seed. So a factor gives the same change
+alone and with others, and the rollouts of a group share it. `strength` scales every range; 1 is the
+range given here.
 
 At strength 1:
 
-- `camera`: the first camera orbits by up to 75° and in half of these cases rises by 15°, or moves
-  away to up to twice its distance, or turns by up to 10° about two axes (LIBERO-Plus' ranges);
-- `light`: 0.4 to 2.5 times the intensity, a tint of up to 30 % per channel, another direction by up
-  to 45° (our ranges, as all below);
+- `camera`: the first camera either orbits by up to 75° (in half of these cases it also rises by
+  15°), moves away to at most twice its distance, or turns by up to 10° about two axes (LIBERO-Plus'
+  ranges);
+- `light`: 0.4 to 2.5 times the intensity, a tint of up to 30 % per channel, a direction changed by
+  up to 45° (our ranges, as are all below);
 - `texture`: surfaces larger than 40 cm (table, floor, walls) get one random colour each;
 - `object_pose`: movable objects are displaced by up to 3 cm in x and y;
 - `instruction`: the sentence gets other verbs and another frame;
@@ -20,9 +21,9 @@ At strength 1:
   through them.
 
 LIBERO-Plus (arXiv 2510.13626, github.com/sylvestf/LIBERO-plus at 4976dc3) lists its camera poses in
-`task_classification.json`: of 1,599 variants 62 % orbit, 20 % change the distance, 18 % turn.
+`task_classification.json`: of 1,599 variants, 62 % orbit, 20 % change the distance and 18 % turn.
 LIBERO-Plus and LIBERO-PRO (arXiv 2510.03827) have prepared scenes and reworded sentences for the
-other factors; here they are generated, so scores are not comparable with theirs.
+other factors. Here they are generated, so scores are not comparable with theirs.
 
 Left out: sensor noise and the robot's initial pose, which LIBERO-Plus has.
 """
@@ -46,7 +47,7 @@ SEEN = frozenset((CAMERA, LIGHT, TEXTURE, DISTRACTORS))
 """Factors that change images only."""
 
 OPTION = "perturb"
-"""Reset option: the factors of one episode, among those of the environment."""
+"""Reset option: the factors of one episode, chosen from those of the environment."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def checked_factors(factors: Any, *, known: Sequence[str] = FACTORS) -> tuple[st
     """Return `factors` as a tuple.
 
     Raises:
-        ValueError: No list of names, an unknown name, or one given twice.
+        ValueError: Not a list of names, an unknown name, or a name given twice.
     """
     if isinstance(factors, str) or not isinstance(factors, Iterable):
         raise ValueError(f"perturb must be a list of names, got {factors!r}.")

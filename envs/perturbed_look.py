@@ -1,7 +1,7 @@
 """Perturbed images of a MuJoCo scene: camera, lights, surfaces and distractors of one episode.
 
-A `Look` changes a renderer's scene only. The physics is untouched: a distractor is drawn, but the
-arm passes through it. Ranges are those of `envs.perturbations`.
+A `Look` changes only a renderer's scene. The physics is unchanged, so the arm passes through a
+distractor. Ranges are those of `envs.perturbations`.
 """
 
 import math
@@ -21,10 +21,10 @@ BRIGHTEST, TINT, LIGHT_DEG = 2.5, 0.3, 45.0
 SURFACE_RADIUS_M = 0.4
 MOST_DISTRACTORS = 4
 DISTRACTOR_M = (0.015, 0.03)  # half extents: from a cherry to a mug
-CLEARANCE_M = 0.05  # around a distractor's centre the table is flat and empty
+CLEARANCE_M = 0.05  # the table is flat and empty this far around a distractor's centre
 LEVEL_M = 0.003
-SEEN_SHARE = 0.7  # distractors lie in this part of the image, from its centre
-TRIES = 60  # a table half covered with objects has a free place in nearly every tenth
+SEEN_SHARE = 0.7  # distractors lie in this central part of the image
+TRIES = 60  # on a table half covered with objects, nearly one try in ten finds a free place
 UP = np.array([0.0, 0.0, 1.0])
 VISIBLE_GROUPS = np.array([1, 1, 1, 0, 0, 0], np.uint8)
 
@@ -46,7 +46,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class CameraMove:
-    """A rotation and scaling about `pivot`, then a turn of the camera in its place."""
+    """A rotation and scaling about `pivot`, then a turn of the camera in place."""
 
     pivot: NDArray[np.float64]
     rotation: NDArray[np.float64]
@@ -88,7 +88,7 @@ class Distractor(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """Changes of one episode's images; None or empty: as the scene is."""
+    """Changes to one episode's images; None or empty: no change."""
 
     camera: CameraMove | None = None
     light: LightChange | None = None
@@ -97,7 +97,7 @@ class Look:
     distractors: tuple[Distractor, ...] = ()
 
     def from_another_camera(self) -> "Look":
-        """The same scene for cameras that do not move, such as the one at the wrist."""
+        """The same scene for cameras that do not move, such as the one on the wrist."""
         return Look(None, self.light, self.surfaces, self.distractors)
 
     def colour(self, model: Any) -> None:
@@ -196,7 +196,7 @@ def _surfaces(
 ) -> dict[int, NDArray[np.float32]]:
     """Each large fixed surface keeps its texture with probability 1 - strength.
 
-    Meshes are the robot's mount and furniture, and keep theirs.
+    Meshes (the robot's mount and furniture) keep theirs.
     """
     import mujoco
 

@@ -1,6 +1,6 @@
-"""Reads prompts from files: one row has a prompt, its source and its ground truth.
+"""Reads prompts from files; a row has a prompt, its source and its ground truth.
 
-Two forms, distinguished by their columns:
+There are two forms, distinguished by their columns:
 
 - **Prompt columns**, parquet or jsonl: `data_source`, `prompt` (chat messages) and `reward_model`
   ({style, ground_truth}); `ability`, `extra_info` and `images` (`envs.question_pictures`) are
@@ -9,9 +9,9 @@ Two forms, distinguished by their columns:
   as on the Hub (openai/gsm8k): `question` and `answer`, with the solution and, in its last line,
   `#### x`.
 
-Opening a file reads only its index; a rank reads its own rows (`rows(start, stop)`). Every fault is
-a ValueError with file, row and remedy. Left out: shuffling, sharding and chat templates, which
-belong to the data loader.
+Opening a file reads only its index, and a rank reads its own rows (`rows(start, stop)`). Every
+fault raises a ValueError with file, row and remedy. Left out: shuffling, sharding and chat
+templates, which belong to the data loader.
 """
 
 import array
@@ -42,15 +42,15 @@ from envs.prompt_rows import (
 
 logger = logging.getLogger(__name__)
 
-READABLE = "a .parquet file, or a .jsonl file with one JSON object a line"
+READABLE = "a .parquet file, or a .jsonl file with one JSON object per line"
 
 
 def open_prompts(path: str | Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION) -> PromptFile:
     """Open a file of prompts.
 
     Args:
-        path: Parquet or jsonl; see the head of this module.
-        gsm8k_instruction: Appended to GSM8K questions, which do not state a form of answer.
+        path: Parquet or jsonl; see the module docstring.
+        gsm8k_instruction: Appended to GSM8K questions, which do not state the form of the answer.
 
     Raises:
         FileNotFoundError: No such file.
@@ -78,7 +78,7 @@ def write_prompts(path: str | Path, rows: Sequence[PromptRow]) -> None:
         from pyarrow import parquet
 
         for entry in columns:
-            entry["extra_info"] = entry["extra_info"] or None  # parquet has no dict without entries
+            entry["extra_info"] = entry["extra_info"] or None  # parquet cannot store an empty dict
         for entry, row in zip(columns, rows, strict=True):
             if row.images:
                 entry[IMAGES] = [{"bytes": one.data, "path": one.path} for one in row.images]

@@ -1,7 +1,7 @@
 """One prompt of a file with its ground truth, and the interface of an open file.
 
-A row has the prompt columns or GSM8K's two (`envs.prompt_files`). Every fault is a ValueError with
-file, row and remedy.
+A row has the prompt columns or GSM8K's two (`envs.prompt_files`). Every fault raises a ValueError
+with file, row and remedy.
 """
 
 import abc
@@ -56,7 +56,7 @@ class PromptRow:
 
         Args:
             columns: The row.
-            folder: Where relative paths of pictures count from.
+            folder: Base of relative picture paths.
 
         Raises:
             ValueError: A missing or invalid column; the message names column and remedy.
@@ -140,7 +140,7 @@ class PromptFile(abc.ABC):
 
 
 def row_reader(path: Path, *, instruction: str | None) -> Callable[[Mapping[str, Any]], PromptRow]:
-    """Reads a row of the file: of GSM8K's form with an instruction, else of the prompt columns."""
+    """Reads a row of the file: GSM8K's form if there is an instruction, else prompt columns."""
     if instruction is None:
         return functools.partial(PromptRow.of, folder=path.parent.resolve())
     return functools.partial(_gsm8k_row, instruction)
@@ -164,7 +164,7 @@ def _gsm8k_row(instruction: str, entry: Mapping[str, Any]) -> PromptRow:
 
 
 def of_row(read: Any, entry: Mapping[str, Any], *, path: Path, place: str) -> Any:
-    """`read(entry)`; its ValueError gets file and row."""
+    """Return `read(entry)`; adds file and row to its ValueError."""
     try:
         return read(entry)
     except ValueError as error:

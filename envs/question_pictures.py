@@ -1,9 +1,9 @@
 """Reads the pictures of a question: their forms in a row, and their decoding.
 
 The column `images` of a prompt file has one entry per picture, in the forms of the Hub and of verl:
-a path, the bytes of a file, or `{"bytes": …, "path": …}` with either. In JSON bytes are base64. A
-relative path is relative to the folder of the prompt file. The text of the prompt has `<image>` in
-the place of a picture.
+a path, the bytes of a file, or `{"bytes": …, "path": …}` with either. In JSON, bytes are base64. A
+relative path is relative to the folder of the prompt file. In the prompt's text, `<image>` stands
+for a picture.
 
 Left out: a model's inputs (`siirl.models.seen_pictures`), and web addresses.
 """
@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 
 PLACEHOLDER = "<image>"
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
-"""Supported formats. Pillow knows more, and starts other programs for some."""
+"""Supported formats. Pillow knows more, but starts other programs for some."""
 MAX_FILE_BYTES = 16 << 20  # the bound of a row in a prompt file
 MAX_PIXELS = 1 << 26  # 8192 x 8192: 192 MiB of colours
 WEB = ("http://", "https://")
@@ -29,7 +29,7 @@ WEB = ("http://", "https://")
 
 @dataclass(frozen=True)
 class PictureSource:
-    """A picture as a row names it."""
+    """A picture in the form that a row gives."""
 
     path: str | None = None
     """The file; with `data`, its name in messages."""
@@ -41,7 +41,7 @@ class PictureSource:
         """Read an entry of `images`.
 
         Args:
-            entry: See the head of this module.
+            entry: See the module docstring.
             folder: Base of relative paths; None: the working directory.
 
         Raises:
@@ -102,7 +102,7 @@ class PictureSource:
         """The decoded picture in RGB, white behind transparent parts.
 
         Raises:
-            ValueError: No picture of a known format, a damaged one, or one that is too large.
+            ValueError: Not a picture of a known format, a damaged one, or one that is too large.
         """
         data = self.contents()
         try:
@@ -114,13 +114,14 @@ class PictureSource:
                         "store a smaller one"
                     )
                 return _in_rgb(picture)
-        except UnidentifiedImageError as error:  # whose text has an address in memory
+        except UnidentifiedImageError as error:  # its text has a memory address
             raise ValueError(
-                f"{self.name} is no readable picture; known formats: {', '.join(FORMATS)}"
+                f"{self.name} is not a readable picture; known formats: {', '.join(FORMATS)}"
             ) from error
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(
-                f"{self.name} is no readable picture ({error}); known formats: {', '.join(FORMATS)}"
+                f"{self.name} is not a readable picture ({error}); known formats: "
+                f"{', '.join(FORMATS)}"
             ) from error
 
 
@@ -135,7 +136,8 @@ def picture_sources(
         folder: See `PictureSource.of`.
 
     Raises:
-        ValueError: An entry of another form, or not as many as the prompt has placeholders.
+        ValueError: An entry of another form, or a number of pictures that differs from the prompt's
+            placeholders.
     """
     entries = [] if value is None else value
     if isinstance(entries, str | bytes | Mapping):
@@ -146,8 +148,8 @@ def picture_sources(
     placeholders = sum(str(entry["content"]).count(PLACEHOLDER) for entry in prompt)
     if placeholders != len(found):
         raise ValueError(
-            f"the prompt has {PLACEHOLDER} {placeholders} times, and images has {len(found)} "
-            "pictures: each needs the other"
+            f"the prompt has {PLACEHOLDER} {placeholders} times, but images has {len(found)} "
+            "pictures: the numbers must be equal"
         )
     return found
 
@@ -166,7 +168,7 @@ def pictures_digest(pictures: Sequence[PictureSource]) -> str:
 
 def _file_name(path: str, folder: Path | None) -> str:
     if path.startswith(WEB):
-        raise ValueError(f"{path} is an address on the web; download it, and give the file's path")
+        raise ValueError(f"{path} is a web address; download the picture and give the file's path")
     file = Path(path.removeprefix("file://")).expanduser()
     return str(file if folder is None else folder / file)
 
@@ -175,7 +177,7 @@ def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(f"a picture's bytes are no base64 ({error})") from error
+        raise ValueError(f"a picture's bytes are not base64 ({error})") from error
 
 
 def _in_rgb(picture: Image.Image) -> Image.Image:

@@ -6,14 +6,14 @@ r"""One question of reasoning-gym per episode, scored by the verifier of its gen
 
 The reward is the verifier's score in [0, 1]; success is a score of 1. The verifier reads the last
 `<answer>…</answer>`, or the whole text if there is none. It runs in a worker process, because
-verifiers evaluate the policy's expressions with sympy. One that raises, exceeds a limit or returns
-another value raises `ScoringFailed`: a counted failure without a score.
+verifiers evaluate the policy's expressions with sympy. If it raises, exceeds a limit or returns
+another value, `ScoringFailed` is raised: a counted failure without a score.
 
-The seed of an episode selects the generator's seed, and a hash of the question its split, so no
-question of training is asked in evaluation.
+An episode's seed determines the generator's seed, and a hash of the question its split. So no
+training question is asked in evaluation.
 
-Left out: `composite`, whose parts need configurations of their own, reasoning-gym's curricula, rows
-of files, and generators whose questions depend on the hash seed of the process (`UNSTABLE`).
+Left out: `composite`, whose parts need their own configurations, reasoning-gym's curricula, rows of
+files, and generators whose questions depend on the process's hash seed (`UNSTABLE`).
 """
 
 import base64
@@ -60,7 +60,7 @@ PACKAGE = "reasoning_gym"
 UNSTABLE = ("isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note")
 WORDINGS = {"words": "\nGive the final answer as <answer>...</answer>.", "bare": ""}
 """Wording to the text after the question."""
-MAX_DRAWS = 200  # at a share of 0.15, all of them miss with a probability of 1e-14
+MAX_DRAWS = 200  # at a share of 0.15, all draws miss with a probability of 1e-14
 VERIFIER_CPU_S = 5.0  # as env=math allows one comparison
 WALL_PER_CPU_SECOND = 60  # a busy machine fails no episode
 MEMORY_MIB = 4096  # address space: the package imports numpy and sympy
@@ -93,7 +93,7 @@ class ReasoningGymEnv(Environment):
         max_action_characters: int = MAX_ACTION_CHARACTERS,
         **config: Any,
     ) -> None:
-        """Make the environment and try the generator once; starts no process.
+        """Make the environment and run the generator once; starts no process.
 
         Args:
             dataset: Name of a generator, for example `chain_sum`.
@@ -160,7 +160,7 @@ class ReasoningGymEnv(Environment):
         Raises:
             ValueError: The action is not text, or too long.
             RuntimeError: No question is open.
-            ScoringFailed: The verifier has no score for the answer; the episode is over.
+            ScoringFailed: The verifier gives no score for the answer; the episode is over.
         """
         text = checked_text(action, space=cast(ModelText, self.spec.action_space))
         if self._question is None:
@@ -217,13 +217,13 @@ class ReasoningGymEnv(Environment):
             value = await self._workers.call(request)
         except (WorkerRaised, WorkerKilled) as error:
             raise ScoringFailed(
-                f"The verifier of dataset={self._dataset!r} has no score for the answer "
+                f"The verifier of dataset={self._dataset!r} gives no score for the answer "
                 f"{shortened(answer)}: {error}."
             ) from error
         if not isinstance(value, int | float) or not 0 <= value <= 1:  # NaN fails as well
             raise ScoringFailed(
                 f"The verifier of dataset={self._dataset!r} returned {value!r} for the answer "
-                f"{shortened(answer)}; a score lies in [0, 1]."
+                f"{shortened(answer)}, but a score lies in [0, 1]."
             )
         return float(value)
 
@@ -286,8 +286,8 @@ def _checked_dataset(dataset: object) -> str:
     known = sorted(_generators().keys() - {"composite", *UNSTABLE})
     if dataset in UNSTABLE:
         raise ValueError(
-            f"dataset={dataset!r} asks another question in each process for the same seed, so the "
-            "episodes of a group would differ: take another one."
+            f"dataset={dataset!r} asks a different question in each process for the same seed, so "
+            "the episodes of a group would differ: choose another one."
         )
     if dataset not in known:
         raise ValueError(
@@ -298,7 +298,7 @@ def _checked_dataset(dataset: object) -> str:
 
 
 def _check_config(dataset: str, config: Mapping[str, Any]) -> None:
-    """Raise ValueError if the generator does not take `config`, or makes no question with it."""
+    """Raise ValueError if the generator does not accept `config`, or makes no question with it."""
     known = [field.name for field in fields(_generators()[dataset][1]) if field.name not in FIXED]
     for name in config:
         if name not in known:
@@ -308,7 +308,7 @@ def _check_config(dataset: str, config: Mapping[str, Any]) -> None:
             )
     try:
         _generate(dataset, config, seed=0)
-    except Exception as error:  # generators check their settings with classes of their own
+    except Exception as error:  # generators raise their own exception classes for wrong settings
         raise ValueError(
             f"dataset={dataset!r} with {shortened(dict(config))} makes no question: "
             f"{describe_error(error)}."

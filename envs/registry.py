@@ -1,6 +1,6 @@
 """Registry of environments by name; unregistered ones are named `module:Class`.
 
-Left out: configuration. `make_env` passes its keyword arguments to the constructor unchanged.
+`make_env` passes its keyword arguments to the constructor unchanged. Left out: configuration.
 """
 
 import importlib
@@ -57,11 +57,11 @@ def portable_name(name: str) -> str:
 
 
 def env_class(name: str) -> type[Environment]:
-    """Return the class registered as `name` or named by `module:Class`; imports its module.
+    """Return the class that is registered as `name` or named `module:Class`; imports its module.
 
     Raises:
-        ValueError: No such name, module or class, or a class that is not an `Environment`; the
-            message has the remedy.
+        ValueError: No such name, module or class, or not an `Environment`; the message has the
+            remedy.
     """
     reference = ENVS.get(name, name)
     module_name, colon, qualified = reference.partition(":")
@@ -74,10 +74,9 @@ def env_class(name: str) -> type[Environment]:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists but one of its imports does not: keep that message
+            raise  # the module exists, but one of its imports does not: keep that message
         raise ValueError(
-            f"Environment {name!r}: there is no module {error.name!r} to import; "
-            "is it on the Python path?"
+            f"Environment {name!r}: there is no module {error.name!r}; is it on the Python path?"
         ) from error
     for part in qualified.split("."):
         try:
@@ -94,7 +93,7 @@ def env_class(name: str) -> type[Environment]:
 
 
 def shipped_class(name: str) -> type[Environment] | None:
-    """Return the class of a shipped environment; None for another name, so no user code runs."""
+    """Return the class of a shipped environment; None for other names, so no user code runs."""
     return env_class(name) if ENVS.get(name, "").startswith(SHIPPED) else None
 
 
@@ -111,7 +110,7 @@ def make_env(name: str, **kwargs: Any) -> Environment:
 
     Raises:
         ValueError: An unknown name (the message lists the known ones), an argument that the
-            constructor does not have or refuses, or one that it needs and does not get.
+            constructor does not have or refuses, or a missing one.
     """
     environment_class = env_class(name)
     signature = inspect.signature(environment_class)
@@ -136,7 +135,7 @@ def make_env(name: str, **kwargs: Any) -> Environment:
     if missing:
         raise ValueError(
             f"Environment {name!r} needs its argument {missing[0]!r}: set env.{missing[0]}, or "
-            f"env.kwargs.{missing[0]} of a class of your own."
+            f"env.kwargs.{missing[0]} for your own class."
         )
     return environment_class(**kwargs)
 

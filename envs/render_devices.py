@@ -1,9 +1,9 @@
 """Selects the GPU that a simulator's process draws on.
 
 EGL ignores CUDA_VISIBLE_DEVICES and draws on the machine's first GPU unless MUJOCO_EGL_DEVICE_ID
-names another, so all simulators of a machine would share one. Here they are spread over the GPUs of
-their rank, or, on another machine, over all GPUs. EGL counts devices as the driver's minor numbers
-do. Left out: MIG slices, which have no graphics.
+names another. So all simulators of a machine would share one. Here they are spread over the GPUs of
+their rank, or, on another machine, over all GPUs. EGL's device numbers are the driver's minor
+numbers. Left out: MIG slices, which have no graphics.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-DRIVER = Path("/proc/driver/nvidia/gpus")  # one folder a GPU, with a file `information`
+DRIVER = Path("/proc/driver/nvidia/gpus")  # one folder per GPU, with a file `information`
 
 
 def gpu_uuids(driver: Path = DRIVER) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def gpu_uuids(driver: Path = DRIVER) -> tuple[str, ...]:
 
 
 def rank_gpus(environment: Mapping[str, str], uuids: Sequence[str]) -> tuple[int, ...]:
-    """EGL's numbers of the GPUs that a process may use, from its CUDA_VISIBLE_DEVICES.
+    """EGL's device numbers of the GPUs that a process may use, from its CUDA_VISIBLE_DEVICES.
 
     Args:
         environment: Environment variables of the process.
@@ -44,10 +44,10 @@ def rank_gpus(environment: Mapping[str, str], uuids: Sequence[str]) -> tuple[int
 def choose_render_device(
     *, number: int, gpus: Sequence[int], machine: str, uuids: Sequence[str] | None = None
 ) -> None:
-    """Set MUJOCO_EGL_DEVICE_ID of this process, unless the user has; before MuJoCo is imported.
+    """Set MUJOCO_EGL_DEVICE_ID unless the user has; call it before MuJoCo is imported.
 
     Args:
-        number: Number of the simulator server among those of its rank.
+        number: Index of the simulator server within its rank.
         gpus: `rank_gpus` of its rank.
         machine: Name of its rank's machine (`os.uname().nodename`).
         uuids: `gpu_uuids` of this machine; None: read them.

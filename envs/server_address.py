@@ -1,6 +1,6 @@
 """Addresses and tokens of HTTP servers that a configuration names.
 
-A token comes from a file, because the run folder holds the configuration.
+A token comes from a file, because the run folder contains the configuration.
 """
 
 from pathlib import Path
@@ -11,16 +11,16 @@ MAX_TOKEN_BYTES = 4096
 
 
 def checked_url(url: object, *, key: str, token_key: str, server: str) -> str:
-    """`url` without a slash at its end.
+    """Return `url` without a trailing slash.
 
     Args:
         url: The address.
         key: Its configuration key, for messages.
-        token_key: Configuration key of the token's file.
+        token_key: Configuration key of the token file.
         server: Kind of the server, with its article.
 
     Raises:
-        ValueError: No http address, or one with a password, which would be written into the run
+        ValueError: Not an http address, or one with a password, which would be written into the run
             folder.
     """
     text = str(url).rstrip("/")
@@ -30,18 +30,18 @@ def checked_url(url: object, *, key: str, token_key: str, server: str) -> str:
     if "@" in parts.netloc:
         raise ValueError(
             f"{key} has a user or a password, which the run folder would show: put the token into "
-            f"a file and name it in {token_key}."
+            f"a file and set {token_key} to the file."
         )
     return text
 
 
 def is_loopback(url: str) -> bool:
-    """Whether `url` is on this machine, where no proxy is asked."""
+    """Whether `url` is on this machine, so that no proxy is used."""
     return urlsplit(url).hostname in LOOPBACK
 
 
 def read_token(file: str) -> str:
-    """The first line of a token's file.
+    """The first line of a token file.
 
     Raises:
         ValueError: No such file, or one without a token.
@@ -53,7 +53,7 @@ def read_token(file: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"The token file {path} cannot be read: {error}.") from error
     if not token or not token.isprintable() or " " in token:
-        raise ValueError(f"The token file {path} holds no token: one line of visible characters.")
+        raise ValueError(f"The token file {path} has no token: one line of visible characters.")
     return token
 
 

@@ -1,8 +1,8 @@
 """Renderers shared by a thread's environments: each scene is uploaded once.
 
 Most of a simulator's memory is for images: a second copy of the model and its OpenGL data. Neither
-changes in an episode, so a server with six environments needs one copy. A renderer lives while an
-environment holds it; all draw into one OpenGL context, which belongs to the thread.
+changes during an episode, so a server with six environments needs only one copy. A renderer lives
+as long as an environment holds it. All draw into one OpenGL context, which belongs to the thread.
 """
 
 import threading
@@ -40,7 +40,7 @@ class SharedRenderers:
         self._holders: Counter[Hashable] = Counter()
 
     def take(self, scene: Hashable, make: Callable[[Any], Renderer], *, size: int) -> Renderer:
-        """Acquire the renderer of `scene`; the first caller's `make` builds it for `size` pixels.
+        """Acquire the renderer of `scene`; the first caller's `make` builds it, for `size` pixels.
 
         Raises:
             RuntimeError: OpenGL or its driver is missing.
@@ -52,7 +52,9 @@ class SharedRenderers:
         return self._renderers[scene]
 
     def give_back(self, scene: Hashable) -> None:
-        """Release one `take`; the last frees the renderer, the last renderer the context."""
+        """Release one `take`; the last one frees the renderer, and the last renderer the
+        context.
+        """
         self._holders[scene] -= 1
         if self._holders[scene] == 0:
             del self._holders[scene]
@@ -66,7 +68,7 @@ _OF_THREAD = threading.local()
 
 
 def renderers_of_thread() -> SharedRenderers:
-    """Return the calling thread's renderers; use them only in this thread."""
+    """Return the calling thread's renderers; use them only in that thread."""
     if not hasattr(_OF_THREAD, "renderers"):
         _OF_THREAD.renderers = SharedRenderers()
     renderers: SharedRenderers = _OF_THREAD.renderers

@@ -2,11 +2,11 @@
 
 A simulator is built at the first request for its task and reused; it shares its renderer with the
 thread's other environments. Images are drawn only for the observation after a chunk's last action
-and for due frames of streams. An episode ends at the simulator's success or at the task's step
-limit; the reward is 1 at success and 0 before.
+and for frames of streams that are due. An episode ends at the simulator's success or at the task's
+step limit; the reward is 1 at success and 0 before.
 
-Left out: tasks, starts of episodes, and cameras. An instance belongs
-to one thread, because its OpenGL context does.
+Left out: tasks, starts of episodes, and cameras. An instance belongs to one thread, as its OpenGL
+context does.
 """
 
 import abc
@@ -67,8 +67,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
     Args:
         image_size: Height and width of the observation's images in pixels.
-        cameras: Names of the cameras of an observation; streams of frames and `render` show the
-            first one.
+        cameras: Names of the observation's cameras; frame streams and `render` show the first one.
         kept_simulators: Number of cached simulators; the least recently used is dropped. None: all.
         perturb: Perturbed factors of an episode (`envs.perturbations`).
         perturb_strength: Scale of their ranges, in (0, 1].
@@ -124,7 +123,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
     @abc.abstractmethod
     def _facts(self, task: str) -> Info:
-        """Entries of info besides task, success and frames."""
+        """Entries of `info` besides task, success and frames."""
 
     async def step(self, action: Any) -> StepResult:
         """See `Environment.step`."""
@@ -154,13 +153,13 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         return observation, float(success), success, self._ended and not success, info
 
     def render(self) -> NDArray[np.uint8]:
-        """The first camera's image now, uint8 [image_size, image_size, 3]."""
+        """The first camera's current image, uint8 [image_size, image_size, 3]."""
         if self._task is None:
             raise RuntimeError("There is nothing to render: call reset first.")
         return self._image(self._image_size, self._cameras[0])
 
     async def close(self) -> None:
-        """Free renderers and simulators; a later reset builds them anew."""
+        """Free renderers and simulators; a later reset builds them again."""
         for task in list(self._renderers):
             self._give_back_renderer(task)
         self._simulators, self._task, self._ended = {}, None, True
@@ -183,7 +182,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         del self._simulators[task]
         if self._task == task:
             self._task = None
-        # simulators have reference cycles, and Python does not see their size
+        # simulators have reference cycles, and Python does not know their size
         gc.collect()
 
     def _give_back_renderer(self, task: str) -> None:
@@ -198,13 +197,13 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         return self._simulators[self._task]
 
     def _perturbed(self, options: Mapping[str, Any] | None, *, seed: int) -> Perturbation:
-        """Read the perturbation of an episode that begins; by default all factors."""
+        """Read the perturbation of a new episode; by default all factors."""
         chosen = checked_factors((options or {}).get(OPTION, self._factors), known=self._factors)
         self._perturbation = Perturbation(frozenset(chosen), self._strength, seed)
         return self._perturbation
 
     def _words(self, instructions: Sequence[str]) -> gymnasium.spaces.Text:
-        """Space of the instructions, with rewordings if the environment has them."""
+        """Space of the instructions, including rewordings if the environment has them."""
         length = max(map(len, instructions))
         characters = frozenset("".join(instructions))
         if REWORDED in self._factors:
@@ -272,7 +271,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
 
 def _return_freed_memory() -> None:
-    """Returns memory freed by building a simulator, which glibc keeps, to the system."""
+    """Returns memory to the system that building a simulator freed, and that glibc keeps."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

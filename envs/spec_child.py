@@ -1,4 +1,4 @@
-"""Child process of `envs.spec_process`: makes an environment, answers with its spec or an error."""
+"""Child process of `envs.spec_process`: makes an environment and returns its spec or an error."""
 
 import asyncio
 import base64
@@ -16,7 +16,7 @@ from envs.spec_process import SHIPPED
 async def describe(argument: Mapping[str, str]) -> dict[str, str]:
     """Return the pickled, compressed spec or a failure code of `envs.spec_process.FAILURES`.
 
-    The argument is described at `user_env_spec`.
+    See `user_env_spec` for the argument.
     """
     made = _made(
         argument["name"], argument["reference"], pickle.loads(base64.b64decode(argument["kwargs"]))
@@ -41,5 +41,5 @@ async def _made(name: str, reference: str, kwargs: dict[str, Any]) -> bytes:
             f"Environment {name!r} has a spec of type {type(spec).__name__}; "
             "it must be an envs.base.EnvSpec."
         )
-    # bounds of a Box are arrays, almost always of one number
+    # bounds of a Box are arrays, which almost always repeat one number
     return zlib.compress(pickle.dumps(spec), level=1)

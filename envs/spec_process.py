@@ -1,8 +1,8 @@
 """Reads the spec of a user-defined environment in a child process.
 
-A user's constructor may exit, hang or crash; in a child process that becomes an error message. Its
-standard output is discarded, and its process group ends with it. The child runs `envs.spec_child`.
-Left out: specs of shipped environments, which are made in the caller's process.
+A user's constructor may exit, hang or crash; the child process turns that into an error message.
+Its standard output is discarded, and its process group ends with it. The child runs
+`envs.spec_child`. Left out: specs of shipped environments, which are made in the caller's process.
 """
 
 import base64
@@ -27,10 +27,10 @@ from envs.worker_pool import (
 
 logger = logging.getLogger(__name__)
 
-# imports from a cold disk take a minute; simulators are built at the first reset, not here. Waits
-# for a core do not count: a loaded machine must not refuse an intact environment.
+# Imports from a cold disk take a minute; simulators are built at the first reset, not here. Waits
+# for a core do not count, because a loaded machine must not refuse a working environment.
 DEADLINE_S = 120.0
-PATIENCE_S = 10.0  # before the user is notified of the wait
+PATIENCE_S = 10.0  # before a message reports the wait
 SHIPPED = "envs."  # package of the shipped environments
 REMEDY = "Test it alone with envs.checker.check_env; move slow or fragile work into reset."
 
@@ -44,7 +44,7 @@ FAILURES: dict[str, type[Exception]] = {
     "lacks": RuntimeError,
     "raised": SpecUnknown,
 }
-"""The child's failure code to the exception that the caller raises."""
+"""The child's failure code, and the exception that the caller raises for it."""
 
 
 def user_env_spec(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> EnvSpec:
@@ -52,7 +52,7 @@ def user_env_spec(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> En
 
     Args:
         name: Registry name, or `module:Class`.
-        reference: `module:Class`; the child's registry may lack the name.
+        reference: `module:Class`, because the child's registry may lack the name.
         kwargs: Constructor arguments; picklable.
 
     Raises:
@@ -63,7 +63,7 @@ def user_env_spec(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> En
     pickled = _pickled_spec(name, reference, pickle.dumps(dict(kwargs)))
     try:
         spec = pickle.loads(pickled)
-    except Exception as error:  # unpickling runs user code, which may raise any class
+    except Exception as error:  # unpickling runs user code, which may raise anything
         raise _something_else(name, describe_error(error)) from error
     if not isinstance(spec, EnvSpec):
         raise _something_else(name, f"an object of type {type(spec).__name__}")
@@ -73,7 +73,7 @@ def user_env_spec(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> En
 
 @functools.lru_cache
 def _pickled_spec(name: str, reference: str, kwargs: bytes) -> bytes:
-    """Cached: a command checks, plans and starts with the same environment."""
+    """Cached, because a command checks, plans and starts with the same environment."""
     settings = WorkerSettings(
         "envs.spec_child:describe",
         num_workers=1,
@@ -109,7 +109,7 @@ def _pickled_spec(name: str, reference: str, kwargs: bytes) -> bytes:
 
 
 def _read(answer: Any, *, name: str) -> bytes:
-    """Returns the pickled spec; the constructor may have written to the answer's pipe."""
+    """Returns the pickled spec; checks that the constructor has not written to the pipe."""
     match answer:
         case {"spec": str(encoded)}:
             try:
@@ -123,6 +123,6 @@ def _read(answer: Any, *, name: str) -> bytes:
 
 def _something_else(name: str, found: str) -> SpecUnknown:
     return SpecUnknown(
-        f"the process that read the spec of {name!r} answered with something else ({found}). "
+        f"the process that read the spec of {name!r} returned something else ({found}). "
         f"A constructor must not write to file descriptors that it did not open. {REMEDY}"
     )

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
-"""JSON's form of half a pair; two halves in a row make a letter."""
+"""JSON's form of half a pair; two consecutive halves make a letter."""
 
 
 def without_surrogates(text: str) -> str:
@@ -14,7 +14,7 @@ def without_surrogates(text: str) -> str:
 
 
 def check_surrogates(document: str, value: Any) -> None:
-    """Check `value`, as it was read from the JSON `document`.
+    """Check `value`, which was read from the JSON `document`.
 
     Raises:
         UnicodeEncodeError: A text in it has a lone surrogate.

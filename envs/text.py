@@ -1,15 +1,15 @@
 """Observations, actions and infos of text environments: chat messages in, model text out.
 
-- **Observation**: `{"messages": [{"role": …, "content": …}, …]}`, the messages since the
-  model's last turn: the whole prompt at reset, answers of tools (or of a user) after a step, an
-  empty list at the end. The model's own text is not repeated: the rollout holds it as tokens and
-  does not retokenize between turns.
+- **Observation**: `{"messages": [{"role": …, "content": …}, …]}`, the messages since the model's
+  last turn. This is the whole prompt at reset, the answers of tools (or of a user) after a step,
+  and an empty list at the end. The model's own text is not repeated, because the rollout holds it
+  as tokens and does not retokenize between turns.
 - **Action**: the model's text of one turn, a `str`; may be empty.
 - **Info of a step**: `task`, `success`, `reward_parts` ({name: float}, whose sum is the reward) and
   `verdict` (the grader's finding, a word or sentence). With several agents, `agents` is a list of
-    such dicts, one per agent, and `success` is whether all succeeded; an entry is None if the step
-    says nothing of an agent. For an ungraded episode (`EnvSpec.leaves_ungraded`), `success` is None
-    and the reward is 0 without parts.
+    such dicts, one per agent, and `success` says whether all succeeded. An entry is None if the
+    step says nothing about the agent. For an ungraded episode (`EnvSpec.leaves_ungraded`),
+    `success` is None and the reward is 0 without parts.
 
 An episode that cannot be scored raises `envs.base.EpisodeFailed`. Left out: tokens, chat templates
 and token budgets, which belong to the rollout.
@@ -65,7 +65,7 @@ class Messages(gymnasium.Space[list[Message]]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Text has no fixed number of elements."""
+        """False, because text has no fixed number of elements."""
         return False
 
     def __eq__(self, other: object) -> bool:
@@ -114,7 +114,7 @@ def text_spec(
         name: Registry name.
         tasks: Names that `reset(options={"task": …})` accepts.
         max_turns: Model turns after which an episode is truncated.
-        max_action_characters: Longest text that `step` takes; longer ones are refused.
+        max_action_characters: Longest text that `step` accepts.
         num_agents: Models that act in an episode.
         agent_names: Their roles, if they differ; see `EnvSpec`.
         replayable: Whether seed and texts determine the episode; False if tools have outside state.
@@ -144,7 +144,7 @@ def message(role: Role, content: str) -> Message:
 
 
 def observe(messages: Sequence[Message] = ()) -> TextObservation:
-    """Observation with copies of `messages`; without any, that of the end of an episode."""
+    """Observation with copies of `messages`; without messages, the one that ends an episode."""
     return {"messages": [message(entry["role"], entry["content"]) for entry in messages]}
 
 
@@ -158,7 +158,7 @@ def checked_text(action: Any, *, space: ModelText) -> str:
         raise ValueError(f"An action must be the model's text, a str, got {type(action).__name__}.")
     if len(action) > space.max_length:
         raise ValueError(
-            f"An action may have {space.max_length} characters "
+            f"An action may have at most {space.max_length} characters "
             f"(env.kwargs.max_action_characters), got {len(action)}."
         )
     return str(action)

@@ -1,20 +1,20 @@
-r"""Environments of the `verifiers` package: single turns, tools and any other dialogue.
+r"""Environments of the `verifiers` package: single turns, tools and other dialogues.
 
     env = VerifiersEnv(id="my-environment")     # a package of the Environments Hub, installed
     observation, info = await env.reset(seed=7, options={"split": "heldout"})
     observation, reward, terminated, truncated, info = await env.step("...")
 
 The package runs a rollout with a client that returns the model's messages. Here that client waits
-for `step`: the messages that the environment adds to the conversation are the next observation, and
+for `step`. The messages that the environment adds to the conversation are the next observation, and
 the text of the step is the model's answer. So the environment's own loop, tools, stop conditions
-and rubric run unchanged. Calls of tools are read from the text, in the form that the system message
-announces (`envs.tools.calls`); a malformed call is text.
+and rubric run unchanged. Tool calls are read from the text, in the form that the system message
+announces (`envs.tools.calls`). A malformed call is treated as text.
 
-The reward is the rubric's. A rubric counts a reward function that raises as 0; here it fails the
-episode, as does an error of the environment.
+The reward is the rubric's. A rubric counts a reward function that raises as 0. Here it fails the
+episode, as does an error in the environment.
 
-Left out: rewards of whole groups, environments that rewrite the conversation or ask several models
-at once, messages with pictures, and `verifiers.v1`.
+Left out: rewards of whole groups, environments that rewrite the conversation or query several
+models at once, messages with pictures, and `verifiers.v1`.
 """
 
 import asyncio
@@ -82,14 +82,14 @@ class VerifiersEnv(Environment):
         max_action_characters: int = MAX_ACTION_CHARACTERS,
         **arguments: Any,
     ) -> None:
-        """Load the environment; one is shared by all of a process.
+        """Load the environment, which all instances in a process share.
 
         Args:
             id: Name of an installed environment, as for `verifiers.load_environment`.
             split: Default split of `reset`, `train` or `heldout`.
             heldout_share: Share of questions that are held out, by a hash of the prompt, if the
                 environment has no evaluation data set.
-            success_at: Reward from which an episode is a success.
+            success_at: Reward from which an episode counts as a success.
             max_action_characters: Longest text of the model; `step` refuses longer ones.
             arguments: Arguments of the environment's `load_environment`.
 
@@ -108,7 +108,7 @@ class VerifiersEnv(Environment):
             tasks=(id,),
             max_turns=turns if turns > 0 else UNBOUNDED_TURNS,
             max_action_characters=max_action_characters,
-            replayable=turns == 1,  # what tools and users say may have state of its own
+            replayable=turns == 1,  # tools and users may have their own state
             check_row=refuse_row,
         )
         self._conversation: _Conversation | None = None
@@ -159,7 +159,7 @@ class VerifiersEnv(Environment):
         self._conversation = None
         reward = state.get("reward")
         if not isinstance(reward, int | float) or not is_reward(reward):
-            raise self._failed(f"its rubric returned {reward!r}, which is no usable number")
+            raise self._failed(f"its rubric returned {reward!r}, which is not a usable number")
         info = {
             "task": self._id,
             "success": float(reward) >= self._success_at,
@@ -212,8 +212,8 @@ class _Conversation:
         if comparable(prompt[:known]) != comparable(self._known):
             await self.cancel()
             raise RolloutFailed(
-                "The environment rewrites the conversation between turns, and a policy continues "
-                "the tokens that it said: such an environment cannot be trained on."
+                "The environment rewrites the conversation between turns, but a policy continues "
+                "its own tokens: such an environment cannot be trained on."
             )
         new = prompt[known:] if not known else prompt[known + 1 :]
         self._known = prompt
@@ -243,14 +243,14 @@ class _Conversation:
     async def ask(self, prompt: Sequence[Any], tools: Any) -> Any:
         """Called by the package: the model's answer to `prompt`."""
         if self._asked.done():
-            raise RuntimeError("It asks the model twice at once, and a policy speaks in turn")
+            raise RuntimeError("It queries the model twice at once, but a policy takes turns")
         self._said = asyncio.Future()
         self._asked.set_result(([plain_message(entry) for entry in prompt], tools))
         return response_of(await self._said, tools)
 
 
 async def _scored(environment: Any, row: Row, conversation: _Conversation) -> Mapping[str, Any]:
-    """Run and score a rollout; its state."""
+    """Run and score a rollout; returns its state."""
     faults: list[str] = []
     _FAULTS.set(faults)
     state = await environment.rollout(dict(row), _client(conversation), "policy", {})
@@ -264,7 +264,7 @@ async def _scored(environment: Any, row: Row, conversation: _Conversation) -> Ma
 
 
 def _client(conversation: _Conversation) -> Any:
-    """A client of the package that asks the policy."""
+    """A client for the package that queries the policy."""
     clients = importlib.import_module(f"{PACKAGE}.clients")
 
     class Handover(clients.Client):  # type: ignore[name-defined]
@@ -298,13 +298,13 @@ def _load(name: str, arguments: str) -> Any:
         ) from error
     if not hasattr(environment, "max_turns") or getattr(environment, "env_map", None):
         raise ValueError(
-            f"env.id={name} is a {type(environment).__name__}, which is not a single "
-            "dialogue: use a MultiTurnEnv, or one member of a group."
+            f"env.id={name} is a {type(environment).__name__}, which is not a single dialogue: use "
+            "a MultiTurnEnv or one member of a group."
         )
     if getattr(environment.rubric, "has_group_rewards", False):
         raise ValueError(
             f"env.id={name} rewards whole groups of rollouts, which episodes of env=verifiers do "
-            "not know of: take one whose reward functions score one rollout."
+            "not see: choose an environment whose reward functions score one rollout."
         )
     _watch(environment.rubric)
     return environment
@@ -324,7 +324,7 @@ def _package() -> ModuleType:
 
 
 def _rows_of(name: str, environment: Any, split: str, heldout_share: float) -> list[Row]:
-    """The questions of a split: of the environment's own two data sets, or of one by hash."""
+    """The questions of a split: from the environment's own two data sets, or from one by hash."""
     training, evaluation = environment.build_dataset(), environment.build_eval_dataset()
     if training is not None and evaluation is not None:
         rows = list(training if split == "train" else evaluation)
@@ -338,14 +338,14 @@ def _rows_of(name: str, environment: Any, split: str, heldout_share: float) -> l
         ]
     if not rows:
         raise ValueError(
-            f"env.id={name} has no {split} questions: give its data set more rows, or another "
-            f"heldout_share than {heldout_share}."
+            f"env.id={name} has no {split} questions: add rows to its data set, or change "
+            f"heldout_share from {heldout_share}."
         )
     return rows
 
 
 def _watch(rubric: Any) -> None:
-    """Let the reward functions of a rubric, and of nested ones, record their exceptions."""
+    """Make the reward functions of a rubric, and of nested ones, record their exceptions."""
     for part in getattr(rubric, "rubrics", []):
         _watch(part)
     rubric.funcs = [_watched(function) for function in rubric.funcs]

@@ -1,10 +1,10 @@
-"""Child process of `envs.worker_pool`: answers calls of one function, one JSON line each.
+"""Child process of `envs.worker_pool`: answers calls of one function, each with a JSON line.
 
     python -P -m envs.worker_child module:function CPU_SECONDS MEMORY_MIB
 
-It ends when standard input ends. The function's output is discarded; an exception is an answer.
-More than CPU_SECONDS of processor time in one call ends the process, even if the parent is gone; 0
-means no limit.
+It ends when standard input ends. The function's output is discarded, and an exception becomes an
+answer. If one call uses more than CPU_SECONDS of processor time, the process ends, even if the
+parent is gone; 0 means no limit.
 """
 
 import asyncio
@@ -41,7 +41,9 @@ def main() -> None:
 
 
 def _own_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Returns the protocol's streams; the function's standard streams become /dev/null."""
+    """Returns the protocol's streams, and redirects the function's standard streams to
+    /dev/null.
+    """
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
@@ -72,7 +74,7 @@ def _limit_processor_time(cpu_s: float) -> None:
 
 
 def _limit(kind: int, value: int) -> None:
-    """Sets a soft limit, at most the inherited hard limit."""
+    """Sets a soft limit, up to the inherited hard limit."""
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 

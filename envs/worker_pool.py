@@ -1,7 +1,7 @@
 """Runs functions that may hang or crash in killable processes: JSON in, JSON out, deadlines.
 
-Threads and signals are insufficient: a big-integer power holds the interpreter's lock for hours,
-and `signal.alarm` works only in main threads. Processes start at the first call, persist between
+Threads and signals are not enough: a power of big integers holds the interpreter's lock for hours,
+and `signal.alarm` works only in the main thread. Processes start at the first call, persist between
 calls, and are replaced when they die or are killed.
 
     pool = lease(WorkerSettings(target="my_module:my_function", num_workers=2, deadline_s=10.0))
@@ -38,7 +38,7 @@ class WorkerKilled(RuntimeError):
     """The process died during a call, or was killed at its deadline."""
 
     over_limit = False
-    """Whether it exceeded its processor time, which the call itself caused."""
+    """Whether it exceeded its processor time, which is the call's own fault."""
 
 
 class WorkerRaised(RuntimeError):
@@ -60,8 +60,8 @@ class WorkerSettings:
     deadline_s: float = 10.0
     """Wall time of a call in seconds, after which its process is killed."""
     excludes_waits: bool = False
-    """Whether time in which a process waits for a core does not count: a busy machine does not
-    shorten its deadlines.
+    """Whether time that a process waits for a core does not count, so that a busy machine does not
+    shorten deadlines.
     """
     cpu_s: float = 0.0
     """Processor time of a call in seconds, after which the kernel ends it; 0: no limit. A busy
@@ -70,18 +70,18 @@ class WorkerSettings:
     memory_mib: int = 0
     """Address space of a process in MiB; 0: no limit."""
     start_deadline_s: float = 180.0
-    """Seconds for the interpreter and the imports: a cold disk, many processes starting at once."""
+    """Seconds for interpreter and imports, which a cold disk or many simultaneous starts delay."""
     patience_s: float = 0.0
-    """Seconds that a call waits for a process that starts or works before it starts another one,
-    which takes memory; 0: it starts one at once.
+    """Seconds that a call waits for a starting or busy process before it starts another one, which
+    takes memory; 0: it starts one at once.
     """
     shows_errors: bool = False
-    """Whether workers inherit standard error; else it is discarded, as standard output is."""
+    """Whether workers inherit standard error; otherwise it is discarded, as standard output is."""
 
     def __post_init__(self) -> None:
         checked_deadline("deadline_s", min(self.deadline_s, self.start_deadline_s))
         if self.num_workers < 1 or self.cpu_s < 0 or self.memory_mib < 0:
-            raise ValueError(f"num_workers must be positive, the limits not negative, got {self}.")
+            raise ValueError(f"num_workers must be positive, and no limit negative, got {self}.")
 
 
 class WorkerPool:
@@ -102,7 +102,7 @@ class WorkerPool:
     async def call(self, argument: Any, *, deadline_s: float | None = None) -> Any:
         """Return the function's result for `argument`.
 
-        `deadline_s` (by default that of the settings) starts when a process is free.
+        The time of `deadline_s` (default: the settings') starts when a process is free.
 
         Raises:
             WorkerRaised: The function raised, or its result is not JSON.
@@ -175,7 +175,7 @@ class WorkerPool:
         return worker
 
     def _pop_idle(self) -> "_Worker | None":
-        """An idle process, also one that soon is; None: the caller starts another."""
+        """An idle process, after a wait if necessary; None: the caller starts another."""
         patience_s = self.settings.patience_s
         with self._changed:
             if patience_s:
@@ -238,7 +238,7 @@ class _Worker:
         """Send `line` and return the next answer.
 
         Raises:
-            WorkerKilled: The answer is late, incomplete, too long or invalid, or the process ended.
+            WorkerKilled: The answer is late, incomplete, too long or invalid; or the process ended.
         """
         end = time.monotonic() + deadline_s - self._waited_s()
         received = bytearray()
@@ -325,7 +325,7 @@ def _answer(received: bytes | bytearray) -> dict[str, Any]:
         answer = None
     if isinstance(answer, dict) and not answer.keys().isdisjoint(ANSWERS):
         return answer
-    raise WorkerKilled(f"it answered with something else than a result: {bytes(received[:60])!r}")
+    raise WorkerKilled(f"it returned something other than a result: {bytes(received[:60])!r}")
 
 
 _LEASED: dict[

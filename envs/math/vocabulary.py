@@ -1,9 +1,9 @@
-r"""Words that are allowed beside a number in an answer, and words that are not.
+r"""Words that may stand beside a number in an answer, and words that may not.
 
 A unit (`UNITS`, `COUNTED`), a linking word (`LINKS`) and the words of the question leave a number
-unchanged. `CHANGING` words give another number, make it doubtful or retract it; they are never
-harmless, even if the question has them. A word that is not listed is unknown, so it spoils the
-answer. The one open class is the plural noun: `is_plural_noun`.
+unchanged. `CHANGING` words change the number, make it doubtful or retract it, even if they occur in
+the question. An unlisted word is unknown, so it invalidates the answer. The only open class is
+plural nouns (`is_plural_noun`).
 
 Sources: units of the SI brochure (9th edition, tables 2, 4 and 8) and of NIST Handbook 44, appendix
 C; counted things by their frequency after "How many" in GSM8K's training questions; number words as
@@ -122,13 +122,12 @@ UNITS: dict[str, str] = {
     }.items()
     for spelling in spellings.split()
 }
-"""Spelling to the name of the unit: two spellings of one unit are the same answer, two units are
-not.
+"""Spelling to the name of the unit. Two spellings of a unit are the same answer; two units are not.
 """
 
 CASED = frozenset(spelling for spelling in UNITS if spelling != spelling.lower())
 SHORT = words("s h m g l L W V A J N in am")
-"""Spellings that are variables or words elsewhere: units only after a space, at the end."""
+"""Spellings that may also be variables or words; they are units only after a space, at the end."""
 LENGTHS = words("millimetre centimetre metre kilometre inch foot yard mile unit second")
 """Units that take an exponent."""
 
@@ -162,8 +161,8 @@ SUBSTANCES = words(
 """Quantities that units measure."""
 
 LINKS = words("of per a an the in for on at from to by with and each every")
-"""They need a further word after them. `and` and `to` never join two numbers, because an answer has
-only one number.
+"""Words that need another word after them. `and` and `to` never join two numbers, because an answer
+has only one number.
 """
 CLOSINGS = words(
     """
@@ -185,7 +184,7 @@ DATES = words(
     Tuesday Wednesday Thursday Friday Saturday Sunday
     """
 )
-"""With a capital, as `may` is a hedge."""
+"""Capitalised, because `may` is a hedge."""
 ORDINARY_VERBS = words(
     """
     is are was were be been am has have had get gets got make makes made earn earns earned spend
@@ -218,7 +217,7 @@ AMOUNTS = words(
 )
 """Nouns that `of` joins to their own amount: `a total of 72`."""
 COMPUTED = words("sum product difference quotient average mean median")
-"""Nouns that do so after `a` alone: `the sum of 72` wants more numbers."""
+"""Nouns that do so only after `a`: `the sum of 72` needs more numbers."""
 NUMERALS = (
     words(
         """
@@ -289,12 +288,12 @@ HEDGES = (ALTERNATIVES | DOUBTS | NEGATIONS | RETRACTIONS) - words(
     usually
     """
 )
-"""Words that make an answer doubtful at any place in its sentence."""
+"""Words that make an answer doubtful anywhere in its sentence."""
 AMBIGUOUS = words("quarters cubes squares roots scores couples pair pairs twins triplets")
-"""Changing words that are things if the question mentions them: coins, blocks, plants."""
+"""Changing words that are objects (coins, blocks, plants) if the question mentions them."""
 QUANTIFIERS = words("more fewer additional extra")
-"""Changing words that leave a number unchanged directly before the counted thing: `5 more dollars`,
-but not `5 less than`; at the end only if the question has them.
+"""Words that do not change a number directly before the counted thing: `5 more dollars`, but not `5
+less than`. At the end, they must also occur in the question.
 """
 COMPARATIVES = words(
     """
@@ -309,11 +308,11 @@ ABOUT_ITSELF = words(
     "assumptions "
     "clue clues hint hints"
 )
-"""Things that a text counts of itself, and not of its question."""
+"""Things that a text counts in itself, not in its question."""
 OF_A_SOLUTION = words(
     "digit digits step steps term terms example examples method methods line lines word words"
 )
-"""The same, unless the question is not known."""
+"""The same, if the question is known."""
 NUMBERED = words(
     """
     step part case line equation figure section chapter page problem question exercise example
@@ -333,13 +332,11 @@ NO_NOUNS = words(
     verifies justifies demonstrates establishes divides repeats
     """
 )
-"""Words in -s that are no plural nouns."""
+"""Words ending in -s that are not plural nouns."""
 
 
 def is_plural_noun(word: str) -> bool:
-    """Whether `word` has the form of a regular plural and is no other English word in -s; `word` is
-    in lower case.
-    """
+    """Whether the lower-case `word` looks like a regular plural and is not another word in -s."""
     if len(word) < 4 or not word.isalpha() or word in NO_NOUNS or word in CHANGING:
         return False
     return word.endswith("s") and not word.endswith(("ss", "us", "is", "ths", "ous"))

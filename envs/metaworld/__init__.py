@@ -1,1 +1,1 @@
-"""Meta-World's tasks and simulator; `envs.metaworld.metaworld_env` has the environment."""
+"""Meta-World's tasks and simulator; the environment is in `envs.metaworld.metaworld_env`."""

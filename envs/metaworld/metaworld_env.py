@@ -1,10 +1,9 @@
 """Meta-World's MuJoCo manipulation tasks as language-conditioned environments.
 
-One instance serves its tasks in any order: a simulator is built at the first request for its task
-(about a second with its renderer) and reused between episodes. Success is the benchmark's flag and
-ends the episode at any step. The reward is 1 at success and 0 before. Meta-World's goal
-markers are part of the scene that the camera sees; poses of objects and goals are in no
-observation.
+One instance runs its tasks in any order. A task's simulator is built at the first request (about a
+second with its renderer) and reused between episodes. The benchmark's success flag ends the episode
+at any step. The reward is 1 at success and 0 before. The camera sees Meta-World's goal markers, but
+no observation has the poses of objects and goals.
 
 Left out: Meta-World's shaped rewards, and its goal-conditioned observation vector (`state` has it,
 for experts and oracles only). An instance belongs to one thread, because its OpenGL context does.
@@ -31,7 +30,8 @@ from envs.simulator_episode import SimulatorEnv
 if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
     from envs.metaworld.metaworld_simulator import MetaWorldSimulator
 
-# Without dependencies: its metadata pins MuJoCo 3.3.0, but the project's numbers come from 3.8.1.
+# Without dependencies, because its metadata pins MuJoCo 3.3.0 and the project's numbers come from
+# 3.8.1.
 INSTALL = "python -m pip install --no-deps metaworld==3.1.1"
 INSTALL_MUJOCO = "python -m pip install mujoco==3.8.1"
 DEFAULT_TASKS = (
@@ -39,7 +39,7 @@ DEFAULT_TASKS = (
     "button-press",
     "button-press-topdown",
 )  # as configs/env/metaworld.yaml
-# Gripper displacement in x, y, z (1 is a centimetre a step) and finger effort (1 closes).
+# Gripper displacement in x, y, z (1 is a centimetre per step) and finger effort (1 closes).
 ACTION_SIZE = 4
 METAWORLD_LIMIT = 500  # Meta-World refuses further steps
 CAMERAS = (
@@ -58,8 +58,8 @@ CAMERAS = (
 class TableCamera:
     """Our camera, close to the table and in front of the objects.
 
-    Chosen on images of all tasks at reset, half-way and success. From Meta-World's cameras a handle
-    is smaller than a pixel of a 64x64 image, or seen from behind.
+    Chosen from images of all tasks at reset, halfway and at success. Meta-World's cameras show a
+    handle smaller than a pixel of a 64x64 image, or from behind.
     """
 
     lookat: tuple[float, float, float] = (0.0, 0.7, 0.15)

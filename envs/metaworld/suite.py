@@ -1,8 +1,8 @@
 """The fifty Meta-World tasks by name, each with its instruction for the policy.
 
-Meta-World has no language; the sentences are ours. Names are Meta-World's without the version
-suffix: `drawer-open` stands for `drawer-open-v3`, and both are accepted. Plain data without imports
-of MuJoCo or Meta-World, for planners on any machine.
+Meta-World has no instructions, so the sentences are ours. Names are Meta-World's without the
+version suffix: `drawer-open` stands for `drawer-open-v3`, and both are accepted. This module
+imports neither MuJoCo nor Meta-World, so planners can read it on any machine.
 """
 
 from envs.names import listed, nearest
@@ -68,7 +68,7 @@ def task_name(name: str) -> str:
     """The canonical form of `name`: `drawer-open-v3` and `drawer-open` are the same task.
 
     Raises:
-        ValueError: Meta-World has no such task; the message lists the known ones and proposes the
+        ValueError: Meta-World has no such task; the message lists the known ones and suggests the
             nearest.
     """
     canonical = name.removesuffix(VERSION_SUFFIX)

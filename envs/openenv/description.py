@@ -1,8 +1,8 @@
-"""Reads an OpenEnv server's description of its environment, once: the schema of actions, and the
-spec if the server is `siirl serve`.
+"""Reads an OpenEnv server's description of its environment once: the action schema, and the spec if
+the server is `siirl serve`.
 
-The constructor of an environment reads it, so that a job without its server is refused before any
-process starts. Redirects are not followed: they would carry the token elsewhere.
+The environment's constructor reads it, so that a job without its server is refused before any
+process starts. Redirects are not followed, because they would send the token elsewhere.
 """
 
 import functools
@@ -32,7 +32,7 @@ class Description:
     action_schema: dict[str, Any] | None
     """JSON schema of an action; None if the server publishes none."""
     spec: EnvSpec | None
-    """The spec of an environment of siirl; None for all others."""
+    """The spec of a siirl environment; None for others."""
 
 
 @functools.lru_cache
@@ -40,7 +40,7 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
     """Read the description from the server at `url`, once per process.
 
     Raises:
-        ValueError: No server, a refused token, or an answer outside OpenEnv's protocol.
+        ValueError: No server, a refused token, or an answer that violates OpenEnv's protocol.
     """
     document = _fetch(url, token=token, deadline_s=deadline_s)
     if document is None:
@@ -61,8 +61,8 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
         return Description(action_schema=action, spec=spec_from_json(action[SPEC]))
     except ValueError as error:
         raise ValueError(
-            f"The server at {url} runs another version of siirl: {error}. Use the same version at "
-            "both ends."
+            f"The server at {url} runs another version of siirl: {error}. Use the same version on "
+            "both sides."
         ) from error
 
 

@@ -4,13 +4,14 @@
     observation, info = await env.reset(seed=7)
     observation, reward, terminated, truncated, info = await env.step("hello")
 
-An environment of `siirl serve` has its own spec, observations and actions (`space_play`). Every
-other one is text (`text_play`, `text_form`).
+An environment of `siirl serve` has its own spec, observations and actions (`space_play`). All
+others are text (`text_play`, `text_form`).
 
-Each environment has one session at a time, kept over episodes. If a server vanishes, answers late,
-or sends an answer that is too long or outside the protocol, the running episode is reported as
-failed and never scored, and the next reset connects again. With `replayable=True` such an episode
-is simulated again from its seed instead. Left out: frames for videos, and rows of prompt files.
+Each environment has one session, which it keeps over episodes. A fault of the server is a lost
+connection, or an answer that is late, too long or outside the protocol. The running episode is then
+reported as failed, never scored, and the next reset connects again. With `replayable=True` such an
+episode is simulated again from its seed instead. Left out: frames for videos, and rows of prompt
+files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from envs.openenv.text_play import TextPlay
 from envs.server_address import checked_url, read_token
 
 MAX_TURNS = 16
-MAX_MESSAGE_MIB = 64  # below openenv-core's own 100; an image of 4096x4096 is 64
+MAX_MESSAGE_MIB = 64  # below openenv-core's own 100; an image of 4096x4096 has 64
 MAX_OBSERVATION_CHARACTERS = 16_384
 DEADLINE_S, CONNECT_DEADLINE_S = 30.0, 20.0  # together below env.deadline_s, 60
 
@@ -70,18 +71,18 @@ class OpenEnvEnv(Environment):
         Args:
             url: Address of the server: `http://HOST:PORT`, or `https://…`.
             token_file: File with the token that the server requires.
-            tasks: Tasks of a server of siirl; others have one.
+            tasks: Tasks of a siirl server; others have one.
             instructions: Text before the first observation: the task, if the server does not send
                 it.
-            action_field: Field of the action that takes the model's text; by default chosen by the
-                schema (`envs.openenv.text_form`).
+            action_field: Field of the action that takes the model's text; by default chosen from
+                the schema (`envs.openenv.text_form`).
             observation_field: Field of the observation that the model reads; by default all.
             max_episode_steps: Turns of the model after which an episode is truncated, 16 by
-                default; an environment of siirl has its own bound.
+                default; a siirl environment has its own limit.
             success_return: Return from which an episode counts as a success, unless the server
                 reports success.
-            replayable: Whether seed and actions determine an episode; by default the value of a
-                siirl server, and False for others, which may ignore the seed.
+            replayable: Whether seed and actions determine an episode. The default is the siirl
+                server's value, or False for other servers, which may ignore the seed.
             deadline_s: Seconds for one answer; with connect_deadline_s below env.deadline_s.
             connect_deadline_s: Seconds of attempts to get a session at reset.
             max_message_mib: Largest answer in MiB.
@@ -153,7 +154,7 @@ class OpenEnvEnv(Environment):
         return await self.step_chunk([action])
 
     async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
-        """See `Environment.step_chunk`; an environment of siirl takes the chunk in one message.
+        """See `Environment.step_chunk`; a siirl environment receives the chunk in one message.
 
         Raises:
             ValueError: An action outside the space.
@@ -197,7 +198,7 @@ class OpenEnvEnv(Environment):
 
 @dataclass(frozen=True, kw_only=True)
 class _TextArguments:
-    """Arguments that only environments of text read."""
+    """Arguments that only text environments read."""
 
     instructions: str
     action_field: str | None
@@ -208,7 +209,7 @@ class _TextArguments:
     max_observation_characters: int
 
     def refuse(self) -> None:
-        """Raise ValueError if one is given that a server of siirl reports itself."""
+        """Raise ValueError if an argument is given that a siirl server reports itself."""
         for name in (
             "action_field",
             "observation_field",

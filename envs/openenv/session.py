@@ -63,7 +63,7 @@ class ServerRefused(RuntimeError):
 
 
 class Session:
-    """A connection that is opened when it is first needed, and again after a fault."""
+    """A connection that opens at first use, and again after a fault."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Session:
         connect_deadline_s: float,
         max_message_bytes: int,
     ) -> None:
-        """Store the settings; connects later.
+        """Store the settings; the connection opens later.
 
         Args:
             url: Address of the server, `http://…` or `https://…`.
@@ -100,7 +100,7 @@ class Session:
     async def ask(
         self, kind: str, data: Mapping[str, Any] | None = None, *, answer: str
     ) -> dict[str, Any]:
-        """Send one message and return the `data` of its answer, which has the type `answer`.
+        """Send one message and return the `data` of its answer, which must have the type `answer`.
 
         Raises:
             SessionFault: The connection is closed.
@@ -151,7 +151,7 @@ class Session:
         except ConnectionClosed as error:
             raise self._ended(kind, error) from error
         finally:
-            if not answered:  # the answer may still come, also if the caller was cancelled
+            if not answered:  # the answer may still come, even if the caller was cancelled
                 await self._close()
         try:
             return _data_of(received, answer=answer)
@@ -181,8 +181,8 @@ class Session:
                 additional_headers=authorization(self._token),
                 max_size=self._max_message_bytes,
                 proxy=None if is_loopback(self._url) else True,
-                compression=None,  # most servers are near; deflate costs more than it saves
-                ping_interval=None,  # a server may compute longer than a ping waits: `deadline_s`
+                compression=None,  # most servers are nearby, where deflate costs more than it saves
+                ping_interval=None,  # a server may compute for longer; see `deadline_s`
                 open_timeout=None,  # `deadline_s` as well
             )
         except InvalidStatus as error:
@@ -254,5 +254,5 @@ def network_loop() -> asyncio.AbstractEventLoop:
 
 
 async def over_network(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run `coroutine` on that loop and wait for it; cancelling the caller cancels it."""
+    """Run `coroutine` on the network loop and wait for it; cancelling the caller cancels it."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, network_loop()))

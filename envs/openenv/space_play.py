@@ -1,8 +1,8 @@
-"""Episodes of an environment of siirl behind `siirl serve`: its own spaces, infos and chunks.
+"""Episodes of a siirl environment behind `siirl serve`, with its own spaces, infos and chunks.
 
-The server sends its spec with the schema of actions. So the environment has the same spec here,
-and the same seed, options and actions give the same episode, bit for bit. Left out: frames for
-videos (`spec.renders` is False), rows of prompt files, and the ground truth, which never leaves the
+The server sends its spec with the action schema. So the environment has the same spec here, and the
+same seed, options and actions give the same episode bit for bit. Left out: frames for videos
+(`spec.renders` is False), rows of prompt files, and the ground truth, which never leaves the
 server.
 """
 
@@ -29,7 +29,7 @@ class SpacePlay:
     """Plays one environment; the session is the caller's."""
 
     def __init__(self, spec: EnvSpec, *, url: str, tasks: Sequence[str] | None) -> None:
-        """Take the server's spec, with some of its tasks.
+        """Use the server's spec, with some of its tasks.
 
         Raises:
             ValueError: A task that the server does not have.
@@ -51,7 +51,7 @@ class SpacePlay:
         """Reset the environment; the server checks the options."""
         sent = dict(options)
         if sent.pop("frames", None):
-            raise ValueError("env=openenv has no frames for videos: ask for none.")
+            raise ValueError("env=openenv has no frames for videos: do not request any.")
         data = {"task": self.spec.tasks[0], **sent}
         if seed is not None:
             data["seed"] = seed
@@ -75,7 +75,7 @@ class SpacePlay:
         if reply.reward is None or reply.done != (terminated or truncated):
             raise SessionFault(
                 f"The server at {self._url} sent a step with reward {reply.reward} and done "
-                f"{reply.done}: both ends need the same version of siirl"
+                f"{reply.done}: both sides need the same version of siirl"
             )
         return self._observation(reply), reply.reward, terminated, truncated, info
 

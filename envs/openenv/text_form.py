@@ -2,14 +2,14 @@
 action.
 
 **Observation.** The field `observation_field`; else the only text among the nonempty fields; else
-all of these as one line of JSON. The first one is a user message after `instructions`, answers of
-tools have the role `tool`.
+all of these as one line of JSON. The first observation is a user message after `instructions`, and
+tool results have the role `tool`.
 
-**Action.** With tools (the server answers MCP's `tools/list`) a text is read for calls in the form
-of `envs.tools.calls`; each is one step. Any other text goes into `action_field`; by default the
-only required text field of the action schema, or its only field. An action of several fields is a
-JSON object that the model writes; any other text is answered with `Error: …`. An environment whose
-actions are only tools ends with a text without calls.
+**Action.** With tools (the server answers MCP's `tools/list`), calls in the form of
+`envs.tools.calls` are read from the text, and each is one step. Any other text goes into
+`action_field`. Its default is the only required text field of the action schema, or the only field.
+An action of several fields is a JSON object that the model writes; any other text is answered with
+`Error: …`. If tools are the only actions, a text without calls ends the episode.
 """
 
 import json
@@ -51,17 +51,17 @@ class TextForm:
         instructions: str,
         max_observation_characters: int,
     ) -> "TextForm":
-        """Choose the form by the server's schema of actions.
+        """Choose the form from the server's action schema.
 
         Raises:
-            ValueError: A field that the schema does not have, or no schema and no field.
+            ValueError: A field that is not in the schema, or neither schema nor field.
         """
         found = dict((schema or {}).get("properties", {}))
         properties = {name: part for name, part in found.items() if name not in SET_BY_SERVER}
         if schema is None and action_field is None:
             raise ValueError(
-                f"The server at {url} publishes no schema of actions: name the field that takes "
-                "the text in env.kwargs.action_field."
+                f"The server at {url} publishes no action schema: name the field that takes the "
+                "text in env.kwargs.action_field."
             )
         if schema is not None and action_field is not None and action_field not in properties:
             raise ValueError(
@@ -82,7 +82,7 @@ class TextForm:
         )
 
     def prompt(self, observation: Mapping[str, Any]) -> list[Message]:
-        """The messages of the first observation; none if nothing can be shown."""
+        """The messages of the first observation; empty if there is nothing to show."""
         parts = [self.instructions] if self.instructions else []
         if self.tools:
             parts.append(announcement(self.tools))
@@ -116,7 +116,7 @@ class TextForm:
         return self._cut(value if isinstance(value, str) else json.dumps(value))
 
     def action(self, text: str) -> dict[str, Any] | str:
-        """The action of a text without calls; a str tells the model why there is none."""
+        """The action of a text without calls, or a str that tells the model why there is none."""
         if self.action_field is not None:
             return {self.action_field: text}
         try:

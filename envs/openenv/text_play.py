@@ -1,9 +1,9 @@
 """Episodes of an OpenEnv environment as text: a turn of the model is one step, or one step per
 call.
 
-The reward of a turn is the sum of its steps. Null counts as no reward yet. If an episode ends with
-null it has no reward and fails, because openenv-core also writes NaN as null. `success` is the
-server's own field if it has one, else a return of at least `success_return`.
+The reward of a turn is the sum over its steps. Null means no reward yet. An episode that ends with
+null fails, because openenv-core also writes NaN as null. `success` is the server's own field if it
+has one, else a return of at least `success_return`.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from envs.text import (
 from envs.tools.calls import MalformedCall, ToolCall, ToolDescription, read_calls
 
 MAX_ACTION_CHARACTERS = 1 << 20
-INVALID_ACTION = "VALIDATION_ERROR"  # openenv-core: the action does not have the schema's form
+INVALID_ACTION = "VALIDATION_ERROR"  # openenv-core: the action does not match the schema
 ENDED, OUT_OF_TURNS, PLAYING = "ended by the environment", "out of turns", "goes on"
 
 
@@ -63,7 +63,8 @@ class TextPlay:
     ) -> tuple[TextObservation, Info]:
         """Reset the environment.
 
-        `split` only chooses seeds, which differ between training and evaluation; OpenEnv has none.
+        OpenEnv has no splits. `split` only chooses seeds, which differ between training and
+        evaluation.
         """
         read_options(options, spec=self.spec, further=("split",))
         reply = self._read(await session.reset({} if seed is None else {"seed": seed}))
@@ -80,7 +81,7 @@ class TextPlay:
         return observe(messages), {"task": self._url, "data_source": self._url}
 
     async def play(self, session: Session, actions: Sequence[Any]) -> StepResult:
-        """One turn of the model, the first of `actions`."""
+        """Play one turn of the model, the first of `actions`."""
         text = checked_text(actions[0], space=cast(ModelText, self.spec.action_space))
         self._turns += 1
         calls = read_calls(text) if self._form.tools else []
@@ -165,13 +166,15 @@ class TextPlay:
             ) from error
 
     async def _ask_for_tools(self, session: Session) -> None:
-        """MCP's tools/list, once; a server without MCP answers with an error, and has none."""
+        """Request MCP's tools/list once; a server without MCP answers with an error and has no
+        tools.
+        """
         if self._tools_known:
             return
         request = {"jsonrpc": "2.0", "method": "tools/list", "params": {}, "id": 1}
         try:
             answer = await session.ask("mcp", request, answer="mcp")
-        except ServerRefused:  # a server from before this message
+        except ServerRefused:  # a server older than this message
             answer = {}
         result = answer.get("result")
         listed = result.get("tools", []) if isinstance(result, dict) else []
@@ -180,8 +183,8 @@ class TextPlay:
         tools = [_tool(entry, url=self._url) for entry in listed]
         if self._form.tools_only and not tools:
             raise EpisodeFailed(
-                f"The environment at {self._url} has no tools and no field of an action that takes "
-                "a text"
+                f"The environment at {self._url} has neither tools nor an action field that takes "
+                "text"
             )
         self._form = dataclasses.replace(self._form, tools=tuple(tools))
         self._tools_known = True

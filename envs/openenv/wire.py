@@ -1,12 +1,12 @@
-"""JSON forms of observations, actions, spaces and specs, on both ends of an OpenEnv connection.
+"""JSON forms of observations, actions, spaces and specs, on both sides of an OpenEnv connection.
 
-An array is `{"dtype": "float32", "shape": [2, 3], "base64": …}` with the bytes in C order, little
-end first, so values arrive unchanged, bit for bit. Images are such arrays of uint8: base64 takes a
-third more bytes than the pixels and costs less time than PNG. Everything else is plain JSON. The
-space determines how a value is read, so a sender's declarations allocate nothing.
+An array is `{"dtype": "float32", "shape": [2, 3], "base64": …}` with the bytes in C order,
+little-endian, so values arrive unchanged. Images are such arrays of uint8, because base64 takes a
+third more bytes than the pixels but less time than PNG. Everything else is plain JSON. The space
+determines how a value is read, so a sender's declarations allocate nothing.
 
 Left out: spaces without a fixed form (`Graph`, `Sequence`, `OneOf`), and infos that JSON cannot
-hold, which stay at the server.
+represent, which stay on the server.
 """
 
 import base64
@@ -58,7 +58,7 @@ def to_json(value: Any) -> Any:
 
 
 def info_to_json(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `info` that JSON holds; not a number is null."""
+    """The entries of `info` that JSON can represent; NaN becomes null."""
     kept = {}
     for name, value in info.items():
         try:
@@ -193,14 +193,14 @@ def space_from_json(value: Any, *, depth: int = 0) -> spaces.Space[Any]:
 
 
 def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
-    """The JSON form of a spec; frames and rows stay at the server.
+    """The JSON form of a spec; frames and rows stay on the server.
 
     Raises:
-        ValueError: A space without one, or several agents, whose steps have no place in OpenEnv.
+        ValueError: A space without a JSON form, or several agents, which OpenEnv does not support.
     """
     if spec.num_agents != 1:
         raise ValueError(
-            f"{spec.name!r} has {spec.num_agents} agents, and a step of OpenEnv has one reward: "
+            f"{spec.name!r} has {spec.num_agents} agents, but a step of OpenEnv has one reward: "
             "set env.kwargs.num_agents=1."
         )
     return {
@@ -272,12 +272,12 @@ def _array_of_lists(
         bounds = np.iinfo(dtype)
         if array.min() < bounds.min or array.max() > bounds.max:
             raise _wrong(value, expected, where=where)
-    with np.errstate(over="ignore"):  # becomes infinite, and the environment refuses it
+    with np.errstate(over="ignore"):  # overflow becomes infinite, and the environment refuses it
         return array.astype(dtype)
 
 
 def _bound_to_json(bound: NDArray[Any]) -> Any:
-    """One number where all are equal; infinite ones are text, which JSON has no number for."""
+    """One number if all are equal; infinite ones are text, because JSON has no such number."""
     if bound.size and (bound == bound.flat[0]).all():
         return _number_to_json(bound.flat[0].item())
     return [_number_to_json(number) for number in bound.ravel().tolist()]

@@ -8,8 +8,8 @@
 | lines-n | a line of whole numbers | standard input |
 
 A problem is n steps in words. Its tests come from the steps' code, which is ours and runs here. A
-hash of the results on fixed probes assigns problems to training or held-out: two problems that
-compute the same in other words share a split for every seed.
+hash of the results on fixed probes assigns problems to training or held-out. So two problems that
+compute the same in different words share a split for every seed.
 """
 
 import functools
@@ -112,10 +112,10 @@ class GeneratedTask(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> "GeneratedTask":
-        """Look `name` up, for example `lists-2`.
+        """Look up `name`, for example `lists-2`.
 
         Raises:
-            ValueError: An unknown kind or number of steps, with the known ones.
+            ValueError: An unknown kind or number of steps; the message has the known ones.
         """
         kind, _, steps = name.rpartition("-")
         if kind not in KINDS:
@@ -139,7 +139,7 @@ class Specification(NamedTuple):
     expression: str
 
     def apply(self, values: Sequence[Any]) -> list[Any]:
-        """Results of the right program for `values`."""
+        """Results of the correct program for `values`."""
         # an expression from the tables above
         code = compile(self.expression, "specification", "eval")
         return [eval(code, {"v": value}) for value in values]
@@ -156,10 +156,10 @@ def draw_row(
 ) -> PromptRow:
     """Draw the problem of `split` for `seed`, with `num_tests` hidden tests.
 
-    `extra_info` has the right program.
+    `extra_info` has the correct program.
 
     Raises:
-        ValueError: The split has no problems, or too few to find one.
+        ValueError: The split has no problems, or too few for one to be found.
     """
     random = np.random.default_rng(None if seed is None else [seed, zlib.crc32(task.name.encode())])
     for _ in range(MAX_DRAWS):
@@ -285,7 +285,7 @@ def _row(
 def _distinct_values(
     kind: str, specification: Specification, random: np.random.Generator, *, count: int
 ) -> list[Any] | None:
-    """Draws distinct inputs, no result shared by more than a quarter; None if not found."""
+    """Draws distinct inputs, of which at most a quarter share a result; None if not found."""
     values: list[Any] = []
     results: list[Any] = []
     for _ in range(20 * count):

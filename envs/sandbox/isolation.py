@@ -1,16 +1,16 @@
 """Isolation of a program: bubblewrap, or none if requested by name.
 
-Inside are only: the interpreter with its standard library and the system's shared libraries,
-read-only; a private /tmp; four harmless devices. No /proc, /sys, /etc, shell or network, and only
-the requested installed packages. The program is an unprivileged user of its own namespaces (user,
-process, network, ipc, mount, host name, control group), has no capabilities, and may make the
-system calls of `seccomp`.
+The inside has only the interpreter with its standard library and the system's shared libraries
+(read-only), the requested packages, a private /tmp, and four harmless devices. It has no /proc,
+/sys, /etc, shell or network. The program is an unprivileged user in its own namespaces (user,
+process, network, ipc, mount, host name, control group). It has no capabilities, and may make only
+the system calls of `seccomp`.
 
-A service that runs as root starts bubblewrap as the user `nobody`: limits on processes do not bind
-root, and root-only files stay closed even if a wall fails. If `nobody` cannot reach the interpreter
-(below /root), a private mount namespace binds it to a reachable place. A user namespace with a
-single user (`unshare -Ur`, some containers) has no such user: bubblewrap runs as the single user,
-as for an unprivileged one, and `local` watches the number of processes.
+A service that runs as root starts bubblewrap as the user `nobody`. Process limits do not bind root,
+and root-only files stay closed even if a wall fails. If `nobody` cannot reach the interpreter
+(below /root), a private mount namespace binds it to a reachable path. A user namespace with a
+single user (`unshare -Ur`, some containers) has no `nobody`. Then bubblewrap runs as that user, as
+it does for an unprivileged one, and `local` watches the number of processes.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ ENVIRONMENT = {
 }  # the same order of sets in every run
 # No site packages, user site or script folder on the path; no bytecode written; text is UTF-8.
 INTERPRETER_FLAGS = ("-S", "-s", "-P", "-B", "-X", "utf8")
-# covered in our mount namespace: no bind source lies there, and bubblewrap does not need it
+# covered in our mount namespace; no bind source lies there, and bubblewrap does not need it
 STAGE = "/sys"
 STAGING = """
 folder=$1; shift
@@ -52,17 +52,17 @@ for source in "$@"; do
 done
 echo ready
 read -r _ || :
-"""  # ends when its input does
+"""  # ends when its input ends
 
 
 class Launch(NamedTuple):
     """Command that starts an isolated interpreter."""
 
     command: list[str]
-    """Program and arguments; the interpreter's own follow."""
+    """Program and arguments; the interpreter's arguments follow."""
     environment: dict[str, str]
     descriptors: tuple[int, ...]
-    """Descriptors that it inherits."""
+    """File descriptors that it inherits."""
     folder: str
     """Its working folder."""
 
@@ -144,7 +144,7 @@ class Bubblewrap:
 
 
 def _walls(binds: Sequence[str], limits: Limits) -> list[str]:
-    """Bubblewrap's options, in the order in which it applies them."""
+    """Bubblewrap's options, in the order of application."""
     options = [
         "--unshare-all",
         "--unshare-user",
@@ -185,7 +185,7 @@ def _walls(binds: Sequence[str], limits: Limits) -> list[str]:
 
 
 def _has_nobody() -> bool:
-    """Whether this user namespace maps user and group nobody, and lets root become them."""
+    """Whether this user namespace maps the user and group nobody, and root may become them."""
     maps = [Path(f"/proc/self/{name}").read_text() for name in ("uid_map", "gid_map")]
     may_leave_groups = Path("/proc/self/setgroups").read_text().strip() == "allow"
     return may_leave_groups and all(map(_maps_nobody, maps))
@@ -198,7 +198,7 @@ def _maps_nobody(id_map: str) -> bool:
 
 
 def _interpreter() -> Path:
-    """The executable, resolved from a virtual environment's link."""
+    """The executable behind a virtual environment's link."""
     return Path(os.path.realpath(sys.executable))
 
 
@@ -224,7 +224,9 @@ def _interpreter_files() -> list[Path]:
 
 
 def _standard_library() -> list[Path]:
-    """Its folders in the base installation; `sysconfig` defaults to the virtual environment."""
+    """Its folders in the base installation; `sysconfig` would default to the virtual
+    environment.
+    """
     base = {
         "installed_base": sys.base_prefix,
         "platbase": sys.base_exec_prefix,
@@ -237,7 +239,7 @@ def _standard_library() -> list[Path]:
 
 
 def _package_folders() -> list[Path]:
-    """Folders of installed packages within the binds; covered, as they may hold our own."""
+    """Folders of installed packages within the binds; covered, because they may hold our own."""
     inside = [*_system_folders(), *_interpreter_files()]
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = _standard_library()[0].parent
@@ -296,9 +298,9 @@ class _Stage:
                 raise RuntimeError(
                     f"A mount namespace could not be made: {holder.stderr.read().strip()}."
                 )
-            # keeps the namespace after the process's end
+            # keeps the namespace after the process has ended
             namespace = os.open(f"/proc/{holder.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        # Named by our process id: an inherited descriptor would be open in the sandbox.
+        # The path has our process id, because an inherited descriptor would be open in the sandbox.
         name = f"/proc/{os.getpid()}/fd/{namespace}"
         self.enter = [
             "nsenter",
@@ -315,5 +317,5 @@ class _Stage:
 
 @functools.cache
 def _staged(sources: tuple[str, ...]) -> _Stage:
-    """Returns the shared stage of `sources`; it ends with this process."""
+    """Returns the shared stage of `sources`, which ends with this process."""
     return _Stage(sources)

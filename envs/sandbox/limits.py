@@ -20,30 +20,31 @@ class Limits:
     program 2 to 10.
     """
     wall_s: float = 10.0
-    """Wall time of one test in seconds: five times `cpu_s`, so that a busy machine does not decide.
+    """Wall time of one test in seconds: five times `cpu_s`, so that a busy machine does not matter.
     """
     total_s: float = 30.0
     """Wall time of all tests of a program in seconds; below env.deadline_s (60), after which the
     whole server is replaced.
     """
     memory_bytes: int = 256 * MEBIBYTE
-    """Address space of one process, and resident memory of all together. Codeforces' usual limit.
+    """Address space of one process, and resident memory of all processes. Codeforces' usual limit.
     """
     processes: int = 16
     """Concurrent processes and threads, including the program; a thread's stack takes 8 MiB of
     address space.
     """
     tmp_bytes: int = 16 * MEBIBYTE
-    """Size of /tmp, the only place to write, and of one file."""
+    """Size of /tmp, the only writable place, and of one file."""
     files: int = 256
     """Files and folders in /tmp."""
     open_files: int = 64
     """File descriptors of one process."""
     output_bytes: int = MEBIBYTE
-    """Bytes that it may print, and that it may return; more ends the program."""
+    """Limit of the bytes that a test prints, and of those that it returns; more ends the
+    program."""
 
     def __post_init__(self) -> None:
-        # With less memory or fewer files the interpreter does not start; in less time nothing
+        # With less memory or fewer files the interpreter does not start; in less time no program
         # answers.
         least = {
             "memory_bytes": 48 * MEBIBYTE,
@@ -83,7 +84,7 @@ class Limits:
 
 
 class Ending(enum.Enum):
-    """End of a test. Only `FINISHED` can be a success; the scorer decides."""
+    """How a test ended. Only `FINISHED` can be a success, which the scorer decides."""
 
     FINISHED = "finished"
     CPU_TIME = "out of processor time"
@@ -97,11 +98,13 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True)
 class Execution:
-    """Result of one executed test; the program may forge all of it: data, never a verdict."""
+    """Result of one test. It is data and never a verdict, because the program may forge all of
+    it.
+    """
 
     ending: Ending
     exit_status: int = 0
-    """0 for success, or minus the signal that killed it."""
+    """0 for success, or the negative number of the signal that killed it."""
     output: bytes = b""
     """Standard output, or a called function's result as JSON; empty if it did not return."""
     errors: bytes = b""

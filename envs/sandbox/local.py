@@ -1,8 +1,9 @@
 """Sandbox on this machine: one per program, one process per test, watched from outside.
 
 The supervisor inside (`runner`) measures; time, memory and number of processes are also measured
-from outside. When a limit is exceeded the sandbox is killed, and with process 1 of its namespace
-everything in it. The kernel bounds the processes of every user except the machine's root.
+from outside. When a limit is exceeded, process 1 of the sandbox's namespace is killed, and
+everything in the sandbox with it. The kernel limits the processes of every user except the
+machine's root.
 """
 
 import asyncio
@@ -30,12 +31,12 @@ BOOTSTRAP = (
     "import marshal; stream = open(0, 'rb', closefd=False); "
     "exec(marshal.load(stream), {'stream': stream, '__name__': '__sandbox__'})"
 )
-START_S = 40.0  # a start takes 20 ms; a machine two thousand times slower is broken
-# for the supervisor to report what it ended itself: immediate unless the machine is busy
+START_S = 40.0  # a start takes 20 ms; a machine that is two thousand times slower is broken
+# for the supervisor to report what it ended itself; immediate unless the machine is busy
 GRACE_S = 10.0
 # Interval of memory and process checks; a program touches about 50 MiB in that time.
 LOOK_EVERY_S = 0.05
-OWN_TASKS = 3  # bubblewrap, its child while it builds the walls, supervisor
+OWN_TASKS = 3  # bubblewrap, its child that builds the walls, and the supervisor
 OVERHEAD_BYTES = 24 * MEBIBYTE  # of supervisor and bubblewrap
 MESSAGE_BYTES = 4000  # of bubblewrap's error message
 
@@ -79,7 +80,8 @@ class LocalSandbox:
         """See `Sandbox.close`; nothing is held between programs."""
 
     def _message(self, job: ProgramRun) -> bytes:
-        # A file cannot hold a lone surrogate: the program gets a question mark, as editors save it.
+        # A file cannot hold a lone surrogate, so the program gets a question mark, as editors would
+        # save it.
         program = job.program.encode("utf-8", errors="replace").decode()
         content = {
             "program": program,
@@ -120,7 +122,7 @@ class _Running:
         self._deadline = asyncio.get_running_loop().time() + self._limits.total_s + GRACE_S
 
     async def next(self) -> Execution | None:
-        """Return the next test's result; None after the supervisor's end."""
+        """Return the next test's result; None after the supervisor has ended."""
         deadline = min(
             self._deadline, asyncio.get_running_loop().time() + self._limits.wall_s + GRACE_S
         )
@@ -169,7 +171,7 @@ class _Running:
 
     async def _send(self, message: bytes) -> None:
         with contextlib.suppress(ConnectionError):
-            # it has ended; reading its output will show that
+            # it has ended, which reading its output will show
             self._input.write(message)
             await self._input.drain()
             self._input.close()
@@ -189,13 +191,13 @@ class _Running:
         if self._process.returncode is not None:
             return
         for pid in list(process_tree(self._process.pid)):
-            # without isolation, the others do not end with the first
+            # without isolation, the other processes do not end with the first
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def _excess(pid: int, limits: Limits) -> Ending | None:
-    """Limit that a process tree exceeds; counting stops at the first excess."""
+    """The first limit that a process tree exceeds; counting stops there."""
     tasks = memory_bytes = 0
     for process in process_tree(pid):
         tasks += len(_tasks(process))

@@ -1,7 +1,7 @@
 """Tests isolation before use: a program attempts to escape, and every attempt must fail.
 
-A kernel, container or distribution may silently omit a wall; without the test, a program would find
-the gap first. It costs one sandbox start per process.
+A kernel, container or distribution may silently omit a wall, and without the test a program would
+find the gap first. The test costs one sandbox start per process.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from envs.sandbox.isolation import Isolation
 from envs.sandbox.limits import Ending, Execution, Limits, ProgramRun, SandboxFailed
 from envs.sandbox.local import LocalSandbox
 
-# The test takes a tenth of a second; a busy machine must not look like one without walls.
+# The test takes a tenth of a second, but a busy machine must not look like one without walls.
 TRIAL_S = 30
 
 # Each attempt raises OSError or MemoryError if the wall holds, and returns what it found if not.
@@ -83,8 +83,8 @@ def probe():
     return through
 """
 
-# Returns whether a fork was refused; a sandbox killed for it holds as well. The processes stay
-# until # they are counted.
+# Returns whether a fork was refused; a sandbox that is killed for it also holds. The processes stay
+# until they are counted.
 FORKS = """
 import os, time
 
@@ -111,7 +111,7 @@ def check_isolation(isolation: Isolation, limits: Limits) -> None:
     """Run the attempts.
 
     Raises:
-        RuntimeError: The sandbox does not start, or an attempt succeeded; the message names it.
+        RuntimeError: The sandbox does not start, or an attempt succeeded (the message names it).
     """
     if not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
         raise RuntimeError(
@@ -123,7 +123,7 @@ def check_isolation(isolation: Isolation, limits: Limits) -> None:
     )
     attempted = _tried(patient, ATTEMPTS, limits)
     if attempted.ending is not Ending.FINISHED or attempted.exit_status != 0:
-        raise RuntimeError(f"The sandbox was tried out, and the trial failed: {attempted}.")
+        raise RuntimeError(f"The trial run of the sandbox failed: {attempted}.")
     through = json.loads(attempted.output)
     forked = _tried(patient, FORKS, replace(limits, wall_s=TRIAL_S))
     if forked.ending is not Ending.PROCESSES and (forked.ending, forked.output) != (
@@ -133,7 +133,8 @@ def check_isolation(isolation: Isolation, limits: Limits) -> None:
         through.append("start more processes than the limit")
     if through:
         raise RuntimeError(
-            f"The sandbox does not hold here. In it a program can: {'; '.join(through)}."
+            "The sandbox does not isolate programs on this machine. A program in it can: "
+            f"{'; '.join(through)}."
         )
 
 
@@ -160,5 +161,5 @@ def _in_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
     thread.start()
     thread.join()
     if not results:
-        raise RuntimeError("The sandbox could not be tried out; the log has the reason.")
+        raise RuntimeError("The trial run of the sandbox failed; the log has the reason.")
     return results[0]

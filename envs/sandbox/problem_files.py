@@ -1,15 +1,15 @@
-"""Programming problems from files: prompt rows with tests, and jsonl of APPS and LiveCodeBench.
+"""Programming problems from files: prompt rows with tests, and jsonl from APPS and LiveCodeBench.
 
-- **Prompt columns**, parquet or jsonl (`envs.prompt_files`): `reward_model.ground_truth` has the
-  tests, see `envs.sandbox.problems`.
+- **Prompt columns**, parquet or jsonl (`envs.prompt_files`): the tests are in
+  `reward_model.ground_truth`, see `envs.sandbox.problems`.
 - **APPS** (https://github.com/hendrycks/apps): `question`, `input_output` (JSON text with inputs,
   outputs and, for a function, fn_name, whose results are then lists of one), `starter_code`.
 - **LiveCodeBench** (https://github.com/LiveCodeBench/LiveCodeBench): `question_content`,
   `public_test_cases`, `private_test_cases` (JSON text; the private ones often pickled, compressed
   and in base64), `metadata` with func_name, `starter_code`.
 
-An unreadable row is a ValueError with file and line. A readable problem that cannot be judged (no
-tests, or all tests expect the same) is dropped and counted, in the log and in `dropped`.
+An unreadable row raises a ValueError with file and line. A readable problem that cannot be judged
+(no tests, or all tests expect the same output) is dropped, and counted in the log and in `dropped`.
 """
 
 import base64
@@ -37,7 +37,7 @@ from envs.text import message, shortened
 logger = logging.getLogger(__name__)
 
 APPS_COLUMNS = ("question", "input_output")
-MOST_TEST_BYTES = 256 * MEBIBYTE  # of one problem, unpacked: more than its sandbox's memory
+MOST_TEST_BYTES = 256 * MEBIBYTE  # of one problem, unpacked; more than its sandbox's memory
 LIVE_COLUMNS = ("question_content", "public_test_cases", "private_test_cases")
 TEXT_FORM = "The program reads from standard input and prints to standard output."
 
@@ -78,14 +78,14 @@ class FileProblems:
         """Return the problem of `task` and `split` for `seed`; a random one without a seed.
 
         Raises:
-            ValueError: The split has none of this task.
+            ValueError: The split has no problem of this task.
         """
         problems = self._problems[task][split]
         if not problems:
             total = sum(map(len, self._problems[task].values()))
             raise ValueError(
-                f"None of the {total} problems of {task!r} is a {split} one: "
-                "change env.kwargs.heldout_share."
+                f"None of the {total} problems of {task!r} is in the split {split}: change "
+                "env.kwargs.heldout_share."
             )
         random = np.random.default_rng(
             None if seed is None else [seed, zlib.crc32(task.encode("utf-8", "surrogatepass"))]
@@ -103,7 +103,7 @@ def read_problems(path: str) -> ProblemFile:
     return _read(path, _fingerprint(path))
 
 
-# Cached: the environments of one server read the same files.
+# Cached, because the environments of one server read the same files.
 @functools.lru_cache(maxsize=8)
 def _read(path: str, fingerprint: tuple[int, int]) -> ProblemFile:
     problems: list[Problem] = []
@@ -117,14 +117,14 @@ def _read(path: str, fingerprint: tuple[int, int]) -> ProblemFile:
         logger.warning("%s: %d problems left out: %s.", path, count, reason)
     if not problems:
         raise ValueError(
-            f"{path} has no problem that can be judged. "
-            f"Left out: {dict(dropped) or 'nothing, it is empty'}."
+            f"{path} has no problem that can be judged. Left out: "
+            f"{dict(dropped) or 'nothing, because the file is empty'}."
         )
     return ProblemFile(tuple(problems), dict(dropped))
 
 
 def _fingerprint(path: str) -> tuple[int, int]:
-    """Size and modification time: a changed file is read again."""
+    """Size and modification time; a changed file is read again."""
     if not Path(path).is_file():
         raise FileNotFoundError(
             f"There is no file {path} to read problems from (env.kwargs.files, data.train_files)."
@@ -235,7 +235,7 @@ def _method(function: str | None, starter_code: str | None) -> str | None:
 
 
 def _as_text(value: Any) -> Any:
-    """Joins the lines of texts that APPS stores as lists."""
+    """Joins the lines of a text that APPS stores as a list."""
     return "\n".join(map(str, value)) if isinstance(value, list) else value
 
 
@@ -243,7 +243,7 @@ class _TextUnpickler(pickle.Unpickler):
     """Reads a pickled text or list; refuses any import or call."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"a text was expected, and it wants {module}.{name}")
+        raise pickle.UnpicklingError(f"a text was expected, but it needs {module}.{name}")
 
 
 def _private_cases(text: str) -> list[dict[str, Any]]:

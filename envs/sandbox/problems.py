@@ -1,14 +1,13 @@
 r"""A programming problem: its prompt, and the hidden tests that the program must pass.
 
 Tests have two forms. Standard input: the program reads a text and prints one. Function: a function
-is called with JSON values and returns one. As a row of prompts
-(`envs.prompt_files.PromptRow`) the tests are its `ground_truth`, JSON in the form that APPS made
-common (https://github.com/hendrycks/apps):
+is called with JSON values and returns one. In a prompt row (`envs.prompt_files.PromptRow`) the
+tests are its `ground_truth`: JSON in the common form of APPS (https://github.com/hendrycks/apps):
 
     {"inputs": ["1 2\n", …], "outputs": ["3\n", …]}                 standard input and output
     {"fn_name": "solve", "inputs": [[1, 2], …], "outputs": [3, …]}   lists of arguments, and results
 
-and, if wanted, `"tolerance": 1e-6` for numbers, relative above 1 and absolute below.
+and optionally `"tolerance": 1e-6` for numbers, relative above 1 and absolute below.
 """
 
 import json
@@ -87,8 +86,8 @@ class Problem:
         problem = cls(row, cases, function, float(tolerance))
         if problem.best_constant == len(cases):
             raise ValueError(
-                f"all {len(cases)} tests expect the same, "
-                "so a program that prints a constant would pass"
+                f"all {len(cases)} tests expect the same output, so a program that prints a "
+                "constant would pass"
             )
         return problem
 
@@ -103,7 +102,7 @@ class Problem:
 
 
 def output_lines(text: str) -> list[str]:
-    """Lines without trailing blanks and empty last lines, as judges compare them."""
+    """Lines as judges compare them: no trailing blanks, no empty last lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 

@@ -3,12 +3,12 @@
 API: https://github.com/bytedance/SandboxFusion. One request per test: `{code, language, stdin,
 compile_timeout, run_timeout, memory_limit_MB, files, fetch_files}`; the answer has `status` and a
 `run_result` {status, execution_time, return_code, stdout, stderr}. The service is responsible for
-isolation; the verdict is still computed here, from the output. Lines appended to the program call a
-function; its result is the last line of standard output, after a random mark that is new for each
-request.
+isolation; the verdict is still computed here, from the output. If a function is tested, lines
+appended to the program call it. Its result is the last line of standard output, after a random mark
+that is new for each request.
 
-A request is retried if the service is unreachable, overloaded or reports its own failure; then the
-episode fails. That never counts as a wrong answer.
+A request is retried if the service is unreachable, overloaded or reports its own failure. After the
+last attempt the episode fails, which never counts as a wrong answer.
 """
 
 import asyncio

@@ -1,11 +1,13 @@
 """Supervisor inside the sandbox: runs each test in its own process and reports its output.
 
-It is process 1 of its process namespace: programs cannot signal it, and all processes end with it.
-It knows inputs only; expected outputs stay outside, and the outside trusts nothing it sends. So it
-guards order (limits, an empty /tmp, no process left from the previous test), not secrets.
+It is process 1 of its process namespace, so programs cannot signal it, and all processes end with
+it. It knows only inputs; expected outputs stay outside, where nothing that it sends is trusted. So
+it enforces order (limits, an empty /tmp, no process left from the previous test) and guards no
+secrets.
 
-This file is not imported in the sandbox: `local` sends it as compiled code through standard input,
-followed by a job. At start it imports only built-in modules: startup is half of a test's cost.
+This file is not imported in the sandbox. `local` sends it as compiled code through standard input,
+followed by a job. At start it imports only built-in modules, because startup is half of a test's
+cost.
 """
 
 import marshal
@@ -23,7 +25,7 @@ HEADER = struct.Struct("!BiIII")
 READY = b"R"
 FINISHED, CPU_TIME, WALL_TIME, OUTPUT, FILES, NOT_STARTED = range(6)
 ERROR_BYTES = 2000
-PIPE_BYTES = 65536  # a pipe's capacity: one read empties it
+PIPE_BYTES = 65536  # a pipe's capacity; one read empties it
 GLANCE_MS = 20  # interval of checks of the number of files
 RESULT = 3  # file descriptor of the result in the program's process
 PRELOADED = (
@@ -56,7 +58,7 @@ def main(stream: Any) -> None:
         test = Test(job, given)
         try:
             test.start()
-        except OSError:  # this machine has no memory or processes left; not the program's fault
+        except OSError:  # the machine is out of memory or processes
             _write_all(HEADER.pack(NOT_STARTED, 0, 0, 0, 0))
             return
         _write_all(test.finish(until))
@@ -65,7 +67,7 @@ def main(stream: Any) -> None:
 
 
 class Test:
-    """One test: a process, and the pipes to it."""
+    """One test: a process and the pipes to it."""
 
     def __init__(self, job: dict[str, Any], given: bytes) -> None:
         self.job, self.given, self.limits = job, given, job["limits"]
@@ -98,7 +100,7 @@ class Test:
             os.set_blocking(descriptor, False)
 
     def finish(self, until: float) -> bytes:
-        """Wait for the program's end or kill it; returns the record to send."""
+        """Wait until the program ends, or kill it; returns the record to send."""
         ending = self.watch(min(until, time.monotonic() + self.limits["wall_s"]))
         kill_all(self.pid)
         _, status, usage = os.wait4(self.pid, 0)
@@ -148,7 +150,7 @@ class Test:
         return sent
 
     def receive(self, name: str) -> bool:
-        """Read a pipe's content; False at its end."""
+        """Read from a pipe; False at its end."""
         try:
             part = os.read(self.ends[name], PIPE_BYTES)
         except BlockingIOError:
@@ -178,8 +180,8 @@ class Test:
 
     def record(self, ending: int, exit_status: int, cpu_s: float) -> bytes:
         """The bytes to send."""
-        # The reported time may lag behind the limit's count: on a busy machine a limit of 1 s
-        # struck at # 0.89 s.
+        # The reported time may lag behind the kernel's: on a busy machine, a limit of 1 s took
+        # effect at 0.89 s.
         if exit_status < 0 and cpu_s >= 0.75 * self.limits["cpu_s"]:
             ending = CPU_TIME
         output = self.received["result" if self.job["function"] else "output"]
@@ -193,7 +195,7 @@ class Test:
 
 
 class Program:
-    """The program's process, in which the program is free to change anything."""
+    """The program's process, in which the program may change anything."""
 
     def __init__(self, job: dict[str, Any], given: bytes, pipes: dict[str, int]) -> None:
         self.job, self.given, self.pipes = job, given, pipes
@@ -214,7 +216,7 @@ class Program:
         os.dup2(self.pipes["input"], 0)
         os.dup2(self.pipes["output"], 1)
         os.dup2(self.pipes["errors"], 2)
-        # The result's pipe; the program may write to it, because only a right result counts.
+        # The result's pipe. The program may write to it, because only a correct result counts.
         os.dup2(self.pipes["result"], RESULT)
         os.closerange(RESULT + 1, 1024)
         sys.stdin = open(  # noqa: SIM115  (for as long as it runs)
@@ -261,7 +263,7 @@ class Program:
         return 1
 
     def finish(self) -> int:
-        """Join threads, run exit handlers, and flush, as the interpreter does."""
+        """Join threads, run exit handlers and flush, as the interpreter does."""
         import atexit
 
         try:
@@ -278,7 +280,7 @@ class Program:
 
 def set_limits(limits: dict[str, Any], tasks_before: int) -> None:
     """Limit this process and its children; nothing in a sandbox may raise the limits."""
-    stack = 8 * 2**20  # Linux's default; each thread takes as much address space
+    stack = 8 * 2**20  # Linux's default; each thread takes that much address space
     bounds = {
         resource.RLIMIT_CPU: limits["cpu_s"],
         resource.RLIMIT_AS: limits["memory_bytes"],
@@ -289,7 +291,7 @@ def set_limits(limits: dict[str, Any], tasks_before: int) -> None:
         resource.RLIMIT_MEMLOCK: 0,
     }
     if os.getpid() != 1 and os.getppid() == 1:
-        # counted per user: meaningful only if the user is alone in its namespace
+        # counted per user, so meaningful only if the user is alone in its namespace
         bounds[resource.RLIMIT_NPROC] = limits["processes"] + tasks_before
     for kind, bound in bounds.items():
         resource.setrlimit(kind, (bound, bound))
@@ -326,7 +328,7 @@ def count_files() -> int:
 
 
 def empty_tmp() -> bool:
-    """Empty /tmp before the next test; False if depth or long names prevent it."""
+    """Empty /tmp before the next test; False if its depth or long names prevent that."""
     if os.getpid() != 1:
         return True
     try:

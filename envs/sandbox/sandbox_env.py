@@ -1,7 +1,8 @@
-"""SandboxEnv: the model writes a program, which runs against hidden tests; one turn per episode.
+"""SandboxEnv: the model writes a program, which is run on hidden tests; one turn per episode.
 
-The tests' inputs go into the sandbox, the expected outputs stay here (`envs.sandbox.scoring`). If
-the sandbox fails, not the program, the episode raises `EpisodeFailed`: counted, never scored.
+The tests' inputs go into the sandbox; the expected outputs stay here (`envs.sandbox.scoring`). If
+the sandbox fails (and not the program), the episode raises `EpisodeFailed`: it is counted, but
+never scored.
 """
 
 import functools
@@ -89,10 +90,10 @@ class SandboxEnv(Environment):
             reward: `all` (1 if every test is passed, as judges score) or `share` (of tests, above
                 the best constant).
             num_tests: Hidden tests of a generated problem. With ten, a program that is right for
-                half of all inputs passes one time in 1000.
+                half of all inputs passes once in 1000 times.
             wording: `words`, or `bare` for small models (generators only).
             heldout_share: Share of held-out problems.
-            max_action_characters: Longest answer; competition programs take a tenth of the default.
+            max_action_characters: Longest answer; competition programs need a tenth of the default.
 
         Raises:
             ValueError: An invalid argument.
@@ -219,7 +220,8 @@ def problem_source(
     check_heldout_share(heldout_share)
     if num_tests < 4:
         raise ValueError(
-            f"env.kwargs.num_tests must be at least 4, or chance passes too often; got {num_tests}."
+            "env.kwargs.num_tests must be at least 4, or wrong programs pass by chance too often; "
+            f"got {num_tests}."
         )
     asked = None if tasks is None else checked_tasks(tasks)
     if files:

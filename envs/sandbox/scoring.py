@@ -1,8 +1,8 @@
-"""Compares a sandbox's output with the expected output, out of the program's reach.
+"""Compares a sandbox's output with the expected output, outside the program's reach.
 
-A zero exit status proves nothing; a nonzero one is a failure. Output and results are compared as
-data. Exiting early, patching modules or lying to the supervisor gain nothing: only the right answer
-passes a test.
+A zero exit status proves nothing, but a nonzero one is a failure. Output and results are compared
+as data. So exiting early, patching modules or lying to the supervisor gains nothing: only the
+correct answer passes a test.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ class Verdict:
 
     passed: int
     total: int
-    """Tests of the problem; a test that was not run counts as failed."""
+    """Number of tests; a test that was not run counts as failed."""
     sentence: str
-    """The outcome or the first fault; quotes no test and no expected answer."""
+    """The outcome or the first fault; quotes neither tests nor expected answers."""
     endings: tuple[str, ...] = ()
     """Ending of each executed test."""
     errors: str = ""
-    """End of the first failed test's standard error."""
+    """Last part of the first failed test's standard error."""
 
     @property
     def success(self) -> bool:
@@ -80,8 +80,8 @@ async def judge(sandbox: Sandbox, problem: Problem, program: str, *, stop_early:
                 break
     if not first_fault and len(endings) < total:
         first_fault = (
-            f"test {len(endings) + 1} of {total}: not run, "
-            "the time of all tests was used up or the sandbox broke down"
+            f"test {len(endings) + 1} of {total}: not run, because the total time was used up or "
+            "the sandbox broke down"
         )
     return Verdict(
         passed, total, first_fault or f"passed all {total} tests", tuple(endings), errors
@@ -102,7 +102,7 @@ def fault_of(execution: Execution, case: Case, problem: Problem) -> str | None:
     try:
         result = json.loads(execution.output)
     except (ValueError, RecursionError):
-        return "the result is no JSON"
+        return "the result is not JSON"
     return None if equal_values(result, case.expected, problem.tolerance) else "wrong answer"
 
 
@@ -110,7 +110,7 @@ def score(verdict: Verdict, problem: Problem, reward: str) -> float:
     """Return the reward, in [0, 1].
 
     `all`: 1 if every test is passed. `share`: (passed - c) / (total - c), at least 0, where c tests
-    have the most frequent answer; a program that prints a constant gets 0.
+    have the most frequent answer. So a program that prints a constant gets 0.
     """
     if reward == "all":
         return float(verdict.success)
@@ -146,7 +146,7 @@ def _fault_of_text(output: bytes, expected: str, tolerance: float) -> str | None
     if not printed:
         return "nothing was printed"
     if len(printed) != len(wanted):
-        return "wrong answer: another number of lines"
+        return "wrong answer: wrong number of lines"
     same = tolerance > 0 and all(
         _same_words(left.split(), right.split(), tolerance)
         for left, right in zip(printed, wanted, strict=True)

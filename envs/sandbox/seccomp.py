@@ -1,9 +1,9 @@
-"""Seccomp filter of a sandboxed program: hand-written classic BPF for x86-64 and AArch64.
+"""Seccomp filter for a sandboxed program: hand-written classic BPF for x86-64 and AArch64.
 
-An allow list: every other call fails with ENOSYS, as if the kernel lacked it. This excludes ptrace,
-the key ring, io_uring, sockets except connected pairs, mounts, namespaces, shared memory and
-message queues that outlive their process (no process limit counts them), and calls of later
-kernels. Five calls are allowed for some arguments only.
+It is an allow list: every other call fails with ENOSYS, as if the kernel lacked it. This excludes
+ptrace, the key ring, io_uring, sockets except connected pairs, mounts, namespaces, and calls of
+later kernels. It also excludes shared memory and message queues that outlive their process, because
+no process limit counts them. Five calls are allowed only for some arguments.
 
 Numbers: the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 Format of the filter: the kernel's Documentation/userspace-api/seccomp_filter.rst and struct
@@ -68,10 +68,10 @@ ARCHITECTURES = {
     "x86_64": (0, 0xC000003E),
     "aarch64": (1, 0xC00000B7),
 }  # column above, AUDIT_ARCH_* of linux/audit.h
-X32_BIT = 0x40000000  # second numbering of x86-64 kernels: a second number for each call
+X32_BIT = 0x40000000  # x86-64 kernels have a second number for each call
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 AF_UNIX = 1
-PRCTL_NAMES = (15, 16)  # PR_SET_NAME, PR_GET_NAME: threads are named
+PRCTL_NAMES = (15, 16)  # PR_SET_NAME, PR_GET_NAME, for names of threads
 IOCTLS = (
     0x5401,
     0x5413,

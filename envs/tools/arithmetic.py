@@ -1,4 +1,4 @@
-"""A calculator: the simplest tool, for demonstrations, benchmarks and word problems."""
+"""A calculator, the simplest tool, for demonstrations, benchmarks and word problems."""
 
 from envs.math.expressions import compute
 

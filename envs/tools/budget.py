@@ -27,14 +27,14 @@ class Budget:
         """Check the bounds and read the tokenizer's file.
 
         Raises:
-            ValueError: A bound below 1, a token bound without a tokenizer, or the reverse.
+            ValueError: A bound below 1, or only one of token bound and tokenizer.
             FileNotFoundError: No such tokenizer.
         """
         check_counts(max_characters=max_characters, max_tokens=max_tokens)
         if (max_tokens is None) != (tokenizer is None):
             raise ValueError(
-                "max_tokens and tokenizer come together: "
-                "tokens are counted with the model's tokenizer.json."
+                "Set max_tokens and tokenizer together: tokens are counted with the model's "
+                "tokenizer.json."
             )
         return cls(
             max_characters=max_characters,
@@ -47,10 +47,10 @@ class Budget:
         self._characters = self._tokens = 0
 
     def spend(self, *texts: str) -> str | None:
-        """Count `texts`; returns the exhausted budget's verdict, or None."""
+        """Count `texts`; returns the verdict if the budget is exhausted, else None."""
         self._characters += sum(map(len, texts))
         if self._characters > self._max_characters:
-            return OUT_OF_CHARACTERS  # checked first: counting tokens takes longer
+            return OUT_OF_CHARACTERS  # checked first, because counting tokens takes longer
         if self._tokenizer is None or self._max_tokens is None:
             return None
         encoded = self._tokenizer.encode_batch(
@@ -65,6 +65,6 @@ def _read(path: Path) -> Tokenizer:
     if not file.is_file():
         raise FileNotFoundError(
             f"There is no tokenizer {file} (env.kwargs.tokenizer): "
-            "give a tokenizer.json, or its folder."
+            "name a tokenizer.json or its folder."
         )
     return Tokenizer.from_file(str(file))

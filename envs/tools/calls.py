@@ -5,8 +5,8 @@ r"""Parses tool calls in the form of Hermes and Qwen models, and describes tools
     </tool_call>
 
 One turn may have several calls. The text between the tags is a JSON object with `name` and, unless
-the tool takes none, `arguments`; anything else is a `MalformedCall` with a reason for the model. An
-unclosed tag is a call up to the end of the text. The form is that of
+the tool takes none, `arguments`. Anything else is a `MalformedCall` with a reason for the model. A
+call with an unclosed tag extends to the end of the text. The form is described at
 https://huggingface.co/NousResearch/Hermes-Function-Calling-V1.
 """
 
@@ -23,7 +23,7 @@ from envs.text import shortened
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 BLOCK = re.compile(rf"{OPENING}(.*?)(?:{CLOSING}|(?={OPENING})|\Z)", re.DOTALL)
 MAX_NESTING = 50  # of arguments; the JSON reader recurses
-MAX_CALLS = 64  # parsed in one text; further ones are ignored
+MAX_CALLS = 64  # parsed in one text; further calls are ignored
 
 
 class ToolCall(NamedTuple):
@@ -109,7 +109,7 @@ def _read(block: str) -> ToolCall | MalformedCall:
 
 
 def _nesting(block: str) -> int:
-    """Upper bound of the nesting of brackets; counts those in strings too."""
+    """Upper bound of the nesting depth; also counts brackets in strings."""
     depth = deepest = 0
     for bracket in re.finditer(r"[\[\]{}]", block):
         depth += 1 if bracket[0] in "[{" else -1

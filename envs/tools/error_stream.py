@@ -1,16 +1,16 @@
 """Drains a process's standard error, so that the process never blocks, and keeps the last lines.
 
-A pipe holds 64 KiB on Linux, and a writer of more blocks until a reader empties it. The host's
-event loop runs only while episodes are awaited, not while a policy trains, so a thread reads: one
-for all streams of this process, which ends with the last stream.
+A pipe holds 64 KiB on Linux; a process that writes more blocks until a reader empties it. The
+host's event loop runs only while episodes are awaited, not while a policy trains. So one thread
+reads all streams of this process; it ends with the last stream.
 """
 
 import os
 import select
 import threading
 
-KEPT_BYTES = 2000  # the end of a traceback, with the exception; a run's last sentence quotes it
-CHUNK_BYTES = 1 << 16  # a pipe's capacity: one read takes all that an ended process left
+KEPT_BYTES = 2000  # the end of a traceback with the exception, which a run's last message quotes
+CHUNK_BYTES = 1 << 16  # a pipe's capacity; one read takes all that an ended process left
 
 
 class ErrorStream:
@@ -73,7 +73,7 @@ class _Reader:
                 self._streams[stream.read_end] = stream
                 os.write(self._wake[1], b".")
                 return
-            # a forked process has its parent's streams, which the parent reads
+            # a forked process inherits its parent's streams, which the parent reads
             self._streams = {stream.read_end: stream}
             self._wake = os.pipe()
             self._thread = threading.Thread(
@@ -82,7 +82,7 @@ class _Reader:
             self._thread.start()
 
     def remove(self, stream: ErrorStream) -> None:
-        """Stop reading it; the caller closes the descriptor."""
+        """Stop reading `stream`; the caller closes the descriptor."""
         with self._lock:
             if self._streams.get(stream.read_end) is stream:
                 del self._streams[stream.read_end]

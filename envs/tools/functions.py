@@ -2,9 +2,9 @@
 
     FunctionTools(["my_module:look_up"])
 
-A function's description has its docstring's first paragraph, its parameters' types, and their
-entries under `Args:`. The result reaches the model as text: a `str` unchanged, anything else as
-JSON. Calls of several episodes share processes, so a function must keep no state.
+A function's description has the first paragraph of its docstring, its parameters' types, and their
+entries under `Args:`. The model gets a `str` result unchanged, and anything else as JSON. Calls of
+several episodes share processes, so a function must not keep state.
 """
 
 import inspect
@@ -37,7 +37,7 @@ class FunctionTools(Toolset):
         """Import the functions and read their signatures; starts no process.
 
         Args:
-            references: `module:function` each; the names after the colon must differ.
+            references: Each is `module:function`; the names after the colon must differ.
             deadline_s: Deadline of a call in seconds; its process is then killed.
             num_workers: Number of processes, shared by all environments of this process.
 

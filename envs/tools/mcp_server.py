@@ -1,12 +1,12 @@
-"""Tools of an MCP server (https://modelcontextprotocol.io): one that is started here, over standard
-streams, or one at an address, over streamable HTTP.
+"""Tools of an MCP server (https://modelcontextprotocol.io): a process that is started here
+(standard streams), or a server at an address (streamable HTTP).
 
-With `fresh` (the default) every episode that calls a tool has its own server process, so episodes
-share no state; at an address it has its own session. A server that dies or hangs during a call is
-replaced at the next call, and the model gets an error; for one at an address, the next call
-reconnects. An unreachable server fails its episode (`ToolsMissing`); the message has the end of its
-standard error. A process's children end with it (`supervisor`), and its output outside MCP is
-dropped (`mcp_transports`). The client refuses requests to the user (sampling, elicitation).
+With `fresh` (the default) every episode that calls a tool has its own server process, or its own
+session at an address. So episodes share no state. If a server dies or hangs during a call, the
+model gets an error, and the next call restarts it (or reconnects to the address). An unreachable
+server fails its episode (`ToolsMissing`); the message has the end of its standard error. A
+process's children end with it (`supervisor`), and its output outside MCP is dropped
+(`mcp_transports`). The client refuses requests to the user (sampling, elicitation).
 """
 
 import asyncio
@@ -48,23 +48,23 @@ class MCPTools(Toolset):
         """Store the settings; starts no process.
 
         Args:
-            command: Program of the server; it gets PATH, HOME and a few more variables, and `env`.
+            command: The server's program; it gets `env`, PATH, HOME and a few other variables.
             args: Its arguments.
             env: Further environment variables.
             cwd: Its working folder.
-            url: Address of a server that runs already, instead of `command`:
-                `http://HOST:PORT/mcp`.
+            url: Address of a running server, instead of `command`: `http://HOST:PORT/mcp`.
             token_file: File with the bearer token for it.
             deadline_s: Deadline of a call in seconds.
-            start_deadline_s: Deadline in seconds for listing the server's tools; together with a
-                call's below env.deadline_s (60), after which the whole env server is replaced.
-            fresh: Whether each episode has its own process; False saves the start of servers
-                without state.
+            start_deadline_s: Deadline in seconds for listing the server's tools. Its sum with
+                `deadline_s` must be below env.deadline_s (60), after which the whole env server is
+                replaced.
+            fresh: Whether each episode has its own process; False saves starts of stateless
+                servers.
             replayable: Whether the same calls get the same answers, so that interrupted episodes
                 can be repeated.
 
         Raises:
-            ValueError: Neither a program nor an address, both, or a token file that cannot be read.
+            ValueError: Neither a program nor an address, both, or an unreadable token file.
         """
         self._server = _server(
             command=command, args=args, env=env, cwd=cwd, url=url, token_file=token_file
@@ -91,7 +91,7 @@ class MCPTools(Toolset):
             except (MCPError, TimeoutError, ValidationError) as error:
                 self._drop()
                 raise ToolsMissing(
-                    self._complaint("did not tell its tools", error, connection)
+                    self._complaint("did not list its tools", error, connection)
                 ) from error
         return self._descriptions
 
@@ -114,14 +114,14 @@ class MCPTools(Toolset):
                 raise ToolError(str(error)) from error
             self._drop()
             raise ToolStopped(self._server.end(one_line(error))) from error
-        except (ValidationError, RuntimeError) as error:  # the answer is no MCP
+        except (ValidationError, RuntimeError) as error:  # the answer is not MCP
             self._drop()
             raise ToolError(
                 f"its server's answer is not an MCP result ({type(error).__name__}); it restarts"
             ) from error
         text = _text(result)
         if result.is_error:
-            raise ToolError(text or "it failed without a word")
+            raise ToolError(text or "it failed without a message")
         return text
 
     async def start_episode(self) -> None:
@@ -153,7 +153,7 @@ class MCPTools(Toolset):
             ) as error:
                 raise ToolsMissing(self._complaint("did not start", error, connection)) from error
             finally:
-                if self._connection is None:  # also if the caller was cancelled
+                if self._connection is None:  # even if the caller was cancelled
                     self._end(connection)
         return self._connection
 
@@ -164,7 +164,7 @@ class MCPTools(Toolset):
         )
 
     def _drop(self) -> None:
-        """Drop the connection and end its server in the background, with seconds of grace."""
+        """Drop the connection and end its server in the background, after a few seconds' grace."""
         connection, self._connection, self._used = self._connection, None, False
         if connection is not None:
             self._end(connection)
@@ -198,9 +198,9 @@ class _Connection:
             self.client = self._ready.result()
         elif self._task.done():
             self._task.result()
-            raise RuntimeError("it went away at once")
+            raise RuntimeError("it ended at once")
         else:
-            raise TimeoutError(f"no word from it within {deadline_s:g} s")
+            raise TimeoutError(f"it did not answer within {deadline_s:g} s")
 
     async def list_tools(self) -> list[ToolDescription]:
         """All tools that the server has."""
@@ -223,7 +223,7 @@ class _Connection:
             if self._task is None:
                 return
             if not self._ready.done():
-                self._task.cancel()  # it has not reached the wait for `_closing`
+                self._task.cancel()  # the task has not reached the wait for `_closing`
             await asyncio.gather(self._task, return_exceptions=True)
         finally:
             self.transport.close()
@@ -243,7 +243,7 @@ def _server(
     url: str | None,
     token_file: str | None,
 ) -> Process | Address:
-    """The server of `MCPTools`'s arguments."""
+    """The server that the arguments of `MCPTools` describe."""
     if (command is None) == (url is None):
         raise ValueError(
             "an MCP server has either command (a program that is started) or url (an address): "
@@ -251,7 +251,9 @@ def _server(
         )
     if command is not None:
         if token_file is not None:
-            raise ValueError(f"token_file={token_file!r} is for a server with url: leave it out.")
+            raise ValueError(
+                f"token_file={token_file!r} is only for a server with url: leave it out."
+            )
         words = [None] if isinstance(args, str) else [command, *args]
         if not all(isinstance(word, str) for word in words):
             raise ValueError(
@@ -260,7 +262,7 @@ def _server(
             )
         return Process(command, tuple(args), dict(env or {}), cwd)
     if args or env or cwd is not None:
-        raise ValueError(f"args, env and cwd are for a program, and {url} runs already.")
+        raise ValueError(f"args, env and cwd are for a program, but {url} is already running.")
     address = checked_url(url, key="url", token_key="token_file", server="an MCP server")
     return Address(address, None if token_file is None else read_token(token_file))
 

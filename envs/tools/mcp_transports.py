@@ -1,11 +1,11 @@
-"""Connects to an MCP server: a process started here, over standard streams, or an address, over
-streamable HTTP.
+"""Connects to an MCP server: a process started here (standard streams), or an address (streamable
+HTTP).
 
 A transport belongs to one connection. Lines of a server's standard output that are not MCP are
-counted, with one warning for each server: the client library would log each as an error with a
-traceback, and continue. A filter on its two loggers drops these records; a context variable,
-inherited by a connection's tasks, identifies the server. Left out: OAuth, and the older transport
-with server-sent events.
+counted, with one warning per server. The client library would log each as an error with a
+traceback, and continue. A filter on its two loggers drops these records. A context variable, which
+a connection's tasks inherit, identifies the server. Left out: OAuth, and the older transport with
+server-sent events.
 """
 
 import abc
@@ -27,14 +27,14 @@ from envs.server_address import authorization, is_loopback
 from envs.tools.error_stream import ErrorStream
 
 SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")))
-MAX_EVENT_BYTES = 64 << 20  # of one result; the client's own bound of 1 MiB ends the connection
+MAX_EVENT_BYTES = 64 << 20  # of one result; the client's own limit is 1 MiB
 SHOWN_CHARACTERS = 200
 LIBRARY_LOGGERS = (
     "mcp.client.stdio",
     "client",
-)  # loggers of non-JSON-RPC lines, and of JSON-RPC that is no MCP
+)  # loggers of non-JSON-RPC lines, and of JSON-RPC that is not MCP
 logger = logging.getLogger(__name__)
-_warned: set[str] = set()  # servers by command: each episode starts one
+_warned: set[str] = set()  # servers by command, because each episode starts one
 
 
 class LinesOutsideProtocol:
@@ -45,7 +45,7 @@ class LinesOutsideProtocol:
         self.lines = 0
 
     def watch(self) -> None:
-        """Count for the calling task and the tasks that it starts later."""
+        """Count the lines of the calling task and of tasks that it starts later."""
         _counting.set(self)
 
     def sentence(self) -> str:
@@ -63,7 +63,7 @@ class LinesOutsideProtocol:
             _warned.add(self._server)
             logger.warning(
                 "The MCP server %r writes lines to its standard output that are not MCP, first: "
-                "%s. They are ignored, and further ones are not shown; a server must log to its "
+                "%s. They are ignored, and further lines are not shown. A server must log to its "
                 "standard error.",
                 self._server,
                 line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}…",
@@ -100,12 +100,12 @@ class McpTransport(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release what the transport holds, after the context."""
+        """Release the transport's resources, after the context."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A server that each connection starts, with its children (`envs.tools.supervisor`)."""
+    """A server process that each connection starts, with its children (`envs.tools.supervisor`)."""
 
     command: str
     args: Sequence[str]
@@ -116,11 +116,11 @@ class Process:
         return " ".join([self.command, *self.args])
 
     def end(self, reported: str) -> str:
-        """How a connection ended, of which the client reports `reported`, for the model."""
+        """Tell the model how a connection ended; the client reports `reported`."""
         return "its server died; it restarts with the next call"
 
     def transport(self) -> McpTransport:
-        """A transport that starts it."""
+        """A transport that starts the server."""
         supervisor, *supervised = [*SUPERVISOR, self.command, *self.args]
         parameters = StdioServerParameters(
             command=supervisor,
@@ -134,7 +134,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Address:
-    """A server that runs elsewhere; each connection is a session of it."""
+    """A server that runs elsewhere; each connection is a session."""
 
     url: str
     token: str | None
@@ -143,7 +143,7 @@ class Address:
         return self.url
 
     def end(self, reported: str) -> str:
-        """How a connection ended, of which the client reports `reported`, for the model."""
+        """Tell the model how a connection ended; the client reports `reported`."""
         cause = (
             f"its result exceeds {MAX_EVENT_BYTES >> 20} MiB"
             if str(MAX_EVENT_BYTES) in reported
@@ -152,7 +152,7 @@ class Address:
         return f"{cause}; the next call connects again"
 
     def transport(self) -> McpTransport:
-        """A transport to it."""
+        """A transport to the server."""
         return _HttpTransport(self)
 
 

@@ -4,7 +4,7 @@ tools:
   - my_module:my_function                                      # a Python function
   - {mcp: {command: my-server, args: [--quiet], fresh: false}} # the tools of an MCP server; see
   `envs.tools.mcp_server`
-  - {mcp: {url: http://127.0.0.1:8000/mcp}}                    # one that runs already
+  - {mcp: {url: http://127.0.0.1:8000/mcp}}                    # a running server
   - {program: envs.tools.sandboxed:sandboxed, memory_mib: 256} # a tool that runs Python: a factory
     of a `ProgramRunner`, and its arguments
 """
@@ -26,8 +26,8 @@ def make_toolsets(tools: Sequence[str | Mapping[str, Any]], *, deadline_s: float
     """Make the toolsets of `tools`; starts no process.
 
     Raises:
-        ValueError: An entry in no known form, a function that cannot be imported, or arguments that
-            its factory refuses.
+        ValueError: An entry of an unknown form, a function that cannot be imported, or arguments
+            that its factory refuses.
     """
     if isinstance(tools, (str, Mapping)):
         raise ValueError(f"tools must be a list of {KINDS}, got {shortened(tools)}.")
@@ -43,7 +43,7 @@ def _make(entry: Any, *, deadline_s: float) -> Toolset:
         raise ValueError(f"A tool is one of {KINDS}; got {shortened(entry)}.")
     arguments: dict[str, Any] = dict(entry)
     if set(entry) == {"mcp"} and isinstance(entry["mcp"], Mapping):
-        from envs.tools.mcp_server import MCPTools  # takes a second to import, and few need it
+        from envs.tools.mcp_server import MCPTools  # takes a second to import, and is rarely needed
 
         server: Toolset = _called(MCPTools, {"deadline_s": deadline_s, **entry["mcp"]}, entry)
         return server

@@ -50,7 +50,7 @@ class SandboxedPrograms:
         """See `ProgramRunner.run_program`.
 
         Raises:
-            SandboxFailed: The sandbox failed, not the program.
+            SandboxFailed: The sandbox failed, and not the program.
         """
         async with contextlib.aclosing(self._sandbox.run(ProgramRun(program, [b""]))) as executions:
             async for execution in executions:

@@ -26,7 +26,7 @@ def function_and_model(reference: str) -> tuple[Callable[..., Any], type[pydanti
 
 
 async def call_function(call: dict[str, Any]) -> Any:
-    """Execute a checked call; runs in a worker process."""
+    """Execute a checked call, in a worker process."""
     function, model = function_and_model(call["function"])
     checked = model.model_validate(call["arguments"])
     given = {
@@ -73,12 +73,12 @@ def _arguments_model(function: Callable[..., Any], reference: str) -> type[pydan
         )
         model.model_json_schema()
     except (pydantic.errors.PydanticUserError, NameError) as error:
-        raise ValueError(f"Tool {reference!r}: its signature makes no schema. {error}") from error
+        raise ValueError(f"Tool {reference!r}: its signature has no schema. {error}") from error
     return model
 
 
 def _described_parameters(function: Callable[..., Any]) -> dict[str, str]:
-    """Descriptions under `Args:` of a docstring in Google's form."""
+    """Descriptions under `Args:` in a docstring of Google's style."""
     section = re.search(
         r"^Args:\n((?:[ \t]+.*\n?|\n)+)", inspect.getdoc(function) or "", re.MULTILINE
     )

@@ -1,11 +1,11 @@
-"""Supervisor of one server process: ends all its descendants with it, in any session.
+"""Supervisor of one server process; ends all its descendants with it, in any session.
 
     python -I -S supervisor.py COMMAND [ARGUMENT ...]
 
 A process that calls `setsid` after a double fork leaves the server's process group, so a signal to
-the group misses it. The supervisor is the child subreaper (prctl(2)) of its descendants: an orphan
-among them becomes its child. It ends the server at SIGTERM and when its own parent dies, and exits
-when the server and all descendants have ended.
+the group misses it. The supervisor is the child subreaper (prctl(2)) of its descendants, so an
+orphan among them becomes its child. It ends the server at SIGTERM and when its own parent dies, and
+exits when the server and all descendants have ended.
 
 This file runs alone, without the packages next to it. Left out: a server that kills its supervisor;
 untrusted programs belong in the sandbox.
@@ -31,7 +31,7 @@ def main(command: list[str]) -> int:
     kernel.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     signal.signal(signal.SIGALRM, lambda *_: _signal_children(signal.SIGKILL))
     signal.signal(signal.SIGTERM, _end_with_grace)
-    try:  # in its own group: a server that kills its group spares the supervisor
+    try:  # in its own group, so that a server that kills its group spares the supervisor
         server = os.posix_spawnp(
             command[0], command, os.environ, setpgroup=0, setsigdef=(signal.SIGPIPE,)
         )
@@ -57,7 +57,7 @@ def _leave_streams() -> None:
 
 
 def _status_of(server: int) -> int:
-    """Waits for the server and reaps orphans meanwhile."""
+    """Waits for the server, and reaps orphans meanwhile."""
     ended, status = os.wait()
     while ended != server:
         ended, status = os.wait()

@@ -4,8 +4,8 @@
 
 A turn with calls (`envs.tools.calls`) gets one message of role `tool` per call; a turn without is
 the final answer, which is graded and ends the episode. A failed call returns text that begins with
-`Error:` to the model. Turns, characters, calls per turn and, with a tokenizer, tokens are bounded:
-an exhausted bound gives no reward, and the verdict names it.
+`Error:` to the model. Turns, characters, calls per turn and, with a tokenizer, tokens are bounded.
+An exhausted bound gives no reward, and the verdict names it.
 
 Options of reset are those of MathEnv: `task`, `split`, `row`. Left out: several agents.
 """

@@ -1,7 +1,7 @@
 """Interface of tools for `ToolEnv`: descriptions, calls that return text, a start per episode.
 
 A failed call raises `ToolError`, whose text the model reads. Unavailable tools raise
-`ToolsMissing`: the episode counts as failed. Any other exception is a fault of the environment.
+`ToolsMissing`, and the episode counts as failed. Any other exception is a fault of the environment.
 """
 
 import abc
@@ -20,15 +20,15 @@ class ToolError(RuntimeError):
 
 
 class ToolStopped(ToolError):
-    """A call that was ended at its deadline, or whose process died: a fault of the tool."""
+    """A fault of the tool: a call was ended at its deadline, or its process died."""
 
 
 class ToolsMissing(EpisodeFailed):
-    """The tools are not available, by no fault of the model: no server starts, or the sandbox
+    """The tools are not available, through no fault of the model: no server starts, or the sandbox
     broke.
 
-    Only the episode that needed them fails, and the next one tries again. Tools that are never
-    available stop the run by its number of failed episodes, with this message.
+    Only the episode that needed them fails, and the next one tries again. If they are never
+    available, the limit on failed episodes stops the run with this message.
     """
 
 
@@ -38,7 +38,7 @@ class Toolset(abc.ABC):
     replayable: bool = True
     """Whether the same calls in the same episode get the same answers."""
     deadline_s: float = 0.0
-    """Seconds after which a call is ended; 0: known to its own settings only."""
+    """Seconds after which a call is ended; 0: only its own settings know."""
 
     @abc.abstractmethod
     async def descriptions(self) -> Sequence[ToolDescription]:
