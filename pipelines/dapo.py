@@ -5,8 +5,8 @@
         R = score of each response by the environment or grader,              function_reward
             less the penalty near the token limit
         drop groups with identical rewards; while too few are left,           dynamic_sampling
-            sample further prompts, up to a bound, and reward and filter them as well
-        share the rest among the ranks, alike in work                         data_rebalance
+            sample further prompts, up to a bound, and reward and filter them too
+        share the rest among the ranks, balanced by work                      data_rebalance
         A = (R - mean of the group) / deviation of the group                  calculate_advantages
         log-probs of the responses under the policy,                          actor_old_log_prob
             and under the reference                                           reference_log_prob
@@ -15,8 +15,8 @@
         give the new weights to the rollout engine                            sync_weights
 
 configs/pipeline/dapo.yaml has DAPO's settings other than the filter. The pipeline serves VLA
-policies and text; robot episodes have no length penalty, because environment steps bound them and
-running out of steps is already a failure.
+policies and text; robot episodes have no length penalty, because they are limited by environment
+steps, and running out of steps is already a failure.
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

@@ -2,8 +2,8 @@
 
     for each step:
         for each task of the step, run a group of n episodes with the policy  rollout_actor
-        drop what could not be simulated, and groups that teach nothing       embodied_sampling
-        share the rest among the ranks, alike in work                         data_rebalance
+        drop failed episodes, and groups without a learning signal            embodied_sampling
+        share the rest among the ranks, balanced by work                      data_rebalance
         R = 1 for a success,                                                  compute_reward
             alpha * sigmoid(-z) for a failure, z = standardised distance of the video's
             embedding to the nearest cluster of successes
@@ -13,8 +13,9 @@
         maximise min(ratio * A, clip(ratio) * A), less the KL penalty         actor_train
         give the new weights to the rollout engine                            sync_weights
 
-The filter runs before the reward, because it only drops groups that no reward can distinguish. The
-configuration selects reward, advantage and loss (`reward`, `algorithm`, `actor_rollout_ref.actor`).
+The filter runs before the reward, because it only drops groups whose episodes no reward can
+distinguish. The configuration selects reward, advantage and loss (`reward`, `algorithm`,
+`actor_rollout_ref.actor`).
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

@@ -5,7 +5,7 @@
         log-probs of the responses under the policy,                          actor_old_log_prob
             and under the reference                                           reference_log_prob
         r = score by the environment or grader, less the KL penalty           function_reward
-        V = the critic's values of the states behind the decisions            compute_value
+        V = the critic's values of the states at the decisions                compute_value
         delta = r + gamma V' - V, A = sum (gamma lambda)^k delta, R = A + V   calculate_advantages
         with rollout.n_steps: a row for each decision                         single_decisions
         minimise (V - R)^2, clipped around the old V                          critic_train
@@ -17,8 +17,8 @@ Log-probs precede the reward, so that `algorithm.use_kl_in_reward=true` can use 
 the actor unchanged. The pipeline serves VLA policies and text: a decision is an action chunk or a
 token.
 
-`actor_rollout_ref.rollout.n_steps` rolls out as many decisions in each environment, across the ends
-of episodes, as algorithm 1 does; without it rows are whole episodes.
+With `actor_rollout_ref.rollout.n_steps`, each environment runs that many decisions, across the ends
+of episodes, as in algorithm 1. Without it, rows are whole episodes.
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

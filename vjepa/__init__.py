@@ -1,6 +1,6 @@
-"""Video encoders, and trajectory rewards that measure how close a failure came to the task's
+"""Video encoders, and trajectory rewards that measure how close a failure came to a task's
 successes.
 
-Pure torch, numpy and scikit-learn, independent of siirl, Ray and the simulators: its inputs are
-frames and embeddings.
+It uses only torch, numpy and scikit-learn, and is independent of siirl, Ray and the simulators. Its
+inputs are frames and embeddings.
 """

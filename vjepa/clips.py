@@ -21,7 +21,7 @@ RELEASE_RESIZE = 256 / 224
 
 
 def frame_indices(*, num_frames: int, frames_per_clip: int) -> NDArray[np.int64]:
-    """Evenly spaced frames, always with the first and the last; short episodes repeat frames in
+    """Evenly spaced frames, always including the first and last; short episodes repeat frames in
     order.
     """
     if num_frames < 1:
@@ -30,7 +30,7 @@ def frame_indices(*, num_frames: int, frames_per_clip: int) -> NDArray[np.int64]
 
 
 def check_clip(clip: NDArray[np.uint8], *, row: int) -> None:
-    """Refuse anything but a clip; the message names its row in the batch."""
+    """Refuse anything that is not a clip; the message names its row in the batch."""
     if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[-1] != 3 or 0 in clip.shape:
         raise ValueError(
             f"Clip {row} must be uint8 [T >= 1, height, width, 3]; got {clip.dtype} "
@@ -58,7 +58,7 @@ def resize(frames_F3HW: Tensor, *, size: int, crop: bool) -> Tensor:
 
 
 def normalise(video_B3FHW: Tensor) -> Tensor:
-    """Pixels of 0 to 255 to ImageNet's mean 0 and deviation 1."""
+    """Scale pixels from 0..255 to mean 0 and deviation 1 on ImageNet."""
     mean, std = (
         torch.tensor(values, device=video_B3FHW.device).view(3, 1, 1, 1)
         for values in (IMAGENET_MEAN, IMAGENET_STD)
@@ -75,7 +75,7 @@ def prepare(
     first_row: int = 0,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Clips of any length and size to one float tensor [B, 3, F, image_size, image_size] on
+    """Convert clips of any length and size to one float tensor [B, 3, F, image_size, image_size] on
     `device`. Pixels are transferred as bytes; errors count rows from `first_row`.
 
     Raises:

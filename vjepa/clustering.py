@@ -1,9 +1,8 @@
-"""Cluster centres of successful trajectories, by DBSCAN with a radius from the data, independent of
-scale.
+"""Cluster centres of successful trajectories, by DBSCAN with a scale-free radius from the data.
 
-A fixed radius never clusters in a thousand dimensions (every pair is farther apart than 0.5) or
-clusters everything. Here the radius is a multiple of the median distance from a success to its
-`min_samples`-th nearest other success: multiplying all embeddings by a constant changes nothing.
+In a thousand dimensions a fixed radius clusters nothing (every pair is farther apart than 0.5) or
+everything. Here the radius is a multiple of the median distance from a success to its
+`min_samples`-th nearest other success. So multiplying all embeddings by a constant changes nothing.
 Left out: choosing the number of clusters, soft assignments.
 """
 
@@ -30,7 +29,7 @@ class Clusters:
 
 
 def canonical_order(embeddings_ND: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Order of the rows by their values, so that results do not depend on the order of ranks."""
+    """Sorting order of the rows, so that results do not depend on the order of ranks."""
     return np.lexsort(embeddings_ND.T[::-1]).astype(np.int64)
 
 
@@ -49,14 +48,14 @@ def cluster(*, references_ND: NDArray[np.floating], min_samples: int, eps_scale:
     """Centres of the clusters of `references_ND`.
 
     With fewer than `min_samples` references, or if DBSCAN labels all of them noise, each reference
-    is its own centre: a few scattered successes are the best available estimate.
+    is its own centre. A few scattered successes are then the best available estimate.
 
     Raises:
-        ValueError: No reference; the caller decides what that means.
+        ValueError: No references; the caller decides what that means.
     """
     if len(references_ND) == 0:
         raise ValueError(
-            "No references to cluster; a task without any success has no distance to success."
+            "No references to cluster: a task without a success has no distance to success."
         )
     points_ND = np.asarray(references_ND, dtype=np.float64)[canonical_order(references_ND)]
     if len(points_ND) < max(min_samples, 2):

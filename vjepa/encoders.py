@@ -1,7 +1,7 @@
-"""Video encoders behind one protocol: clips of any length in, one embedding each out.
+"""Video encoders behind one protocol, which turns a clip of any length into one embedding.
 
-`tiny` is the encoder that this repository trained (assets/vjepa_tiny), `random` the same network
-untrained and `pixels` the frames themselves: baselines that a trained encoder must beat. V-JEPA 2
+`tiny` is the encoder that this repository trained (assets/vjepa_tiny). `random` is the same network
+untrained, and `pixels` the frames themselves: baselines that a trained encoder must beat. V-JEPA 2
 comes from a transformers folder or hub id (vjepa.transformers_encoder) or from an original `.pt`
 file (vjepa.release_checkpoint). Left out: training, rewards.
 """
@@ -37,8 +37,8 @@ RANDOM_SEED = 0
 
 
 class VideoEncoder(Protocol):
-    """Turns clips into embeddings. Encoding one clip alone or among others gives the same embedding
-    up to rounding.
+    """Turns clips into embeddings. A clip's embedding does not depend on the other clips, up to
+    rounding.
     """
 
     name: str
@@ -77,7 +77,7 @@ class RawPixelEncoder:
 
 
 class PixelsOverTime:
-    """Downscaled pixels of `MOMENTS` frames, spread over the clip, one after the other."""
+    """Downscaled pixels of `MOMENTS` frames spread over the clip, concatenated."""
 
     name = "pixels"
     frames_per_clip = 2 * MOMENTS
@@ -85,7 +85,9 @@ class PixelsOverTime:
     embedding_size = MOMENTS * 3 * image_size**2
 
     def encode(self, clips: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
-        """See `VideoEncoder.encode`; the second of every two frames, so the last is among them."""
+        """See `VideoEncoder.encode`; uses the second of every two frames, to include the last
+        one.
+        """
         if len(clips) == 0:
             return np.zeros((0, self.embedding_size), np.float32)
         video_B3THW = prepare(
@@ -102,7 +104,7 @@ def wrap(
     crop: bool,
     computing: Computing,
 ) -> LatentEncoder:
-    """A `VideoTransformer` as a `VideoEncoder`."""
+    """Wrap a `VideoTransformer` as a `VideoEncoder`."""
     config = model.config
     return LatentEncoder(
         name=name,
@@ -139,8 +141,8 @@ def load_tiny(
         model.load_state_dict(tensors)
     except SafetensorError as error:
         raise ValueError(
-            f"{weights} cannot be read ({error}): it is truncated or not a safetensors file. Fetch "
-            "it again."
+            f"{weights} cannot be read ({error}): it is truncated or not a safetensors file. "
+            "Download it again."
         ) from error
     except RuntimeError as error:
         raise ValueError(
@@ -157,7 +159,7 @@ def load_tiny(
 
 
 def _take_readout(tensors: dict[str, Tensor]) -> ReadOut:
-    """Remove the read-out's tensors from those of a file, and return the read-out."""
+    """Remove the read-out's tensors from a file's tensors, and return the read-out."""
     taken = {
         name.removeprefix("readout."): tensors.pop(name)
         for name in sorted(tensors)
@@ -172,7 +174,7 @@ def read_tiny_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a folder that `vjepa.train_tiny` wrote."""
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing, so {folder} holds no video encoder.")
+        raise FileNotFoundError(f"{path} is missing, so {folder} has no video encoder.")
     config = json.loads(path.read_text())
     if "model" not in config or "pooling" not in config:
         raise ValueError(
@@ -193,7 +195,7 @@ def tiny_folder() -> Path:
 
 
 def random_network() -> VideoTransformer:
-    """The shipped network without training: a control for its shape."""
+    """The shipped network without training, as a control for its architecture."""
     config = read_tiny_config(tiny_folder())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(RANDOM_SEED)
@@ -208,20 +210,20 @@ def load_video_encoder(
     architecture: str | None = None,
     computing: Computing = ON_CPU,
 ) -> VideoEncoder:
-    """The encoder that `name_or_path` names.
+    """Load the encoder that `name_or_path` names.
 
     Args:
         name_or_path: `tiny`, `random`, `pixels`, an original V-JEPA 2 file (`.pt`), a folder (ours
             or transformers'), or the hub id of a V-JEPA 2 model (`owner/name`).
         pooling: A name in `vjepa.pooling.POOLINGS`; by default the encoder's own.
-        frames_per_clip: For V-JEPA 2: frames sampled from each episode; 64 in the release, fewer
-            are faster.
+        frames_per_clip: For V-JEPA 2: frames sampled from each episode (64 in the release; fewer
+            are faster).
         architecture: For a `.pt` file whose name is not the release's: `vitl`, `vith`, `vitg` or
             `vitg-384`.
         computing: Device, type and batch of an encoder with weights; by default the CPU in float32.
 
     Raises:
-        ValueError: An unknown name, answered with the known ones.
+        ValueError: An unknown name; the message has the known ones.
         FileNotFoundError: A missing file or folder.
     """
     path = Path(name_or_path)

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from vjepa.clips import prepare
 from vjepa.pooling import Pooling, pooling_of
 
-# One clip of 64 frames of 256 pixels: 32 TFLOP of ViT-g, which fill a GPU; or many clips of a small
+# One clip of 64 frames of 256 pixels, whose 32 TFLOP (ViT-g) fill a GPU; or many clips of a small
 # network.
 TOKENS_PER_PASS = 8192
 
@@ -34,7 +34,7 @@ class Computing:
     dtype: torch.dtype = torch.float32
     """Type of weights and activations; embeddings are always float32."""
     batch_size: int | None = None
-    """Clips of one forward pass, of any episodes; None: `TOKENS_PER_PASS` tokens."""
+    """Clips per forward pass, from any episodes; None: `TOKENS_PER_PASS` tokens."""
     offload: bool = False
     """Keep the weights in host memory, and copy them to the device for each call of `encode`."""
 
@@ -45,8 +45,8 @@ ON_CPU = Computing()
 class LatentEncoder:
     """A network that computes latents, and a pooling that turns them into an embedding.
 
-    An embedding does not depend on the other clips of its pass, except for rounding: at most 1e-5
-    of its norm in float32, and 2e-2 in bfloat16, whose products are rounded to 8 bits.
+    An embedding depends on the other clips of its pass only by rounding: at most 1e-5 of its norm
+    in float32, and 2e-2 in bfloat16, which rounds products to 8 bits.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class LatentEncoder:
             frames_per_clip: Frames sampled from each clip.
             image_size: Height and width that the network sees.
             pooling: A name in `vjepa.pooling.POOLINGS`, or a function such as a trained read-out.
-            crop: Resize and crop as V-JEPA 2's preprocessor does; if not, the whole image is kept.
+            crop: Resize and crop as V-JEPA 2's preprocessor does; otherwise the whole image is
+                kept.
             computing: Device, type and batch.
         """
         self.name = name
@@ -94,7 +95,7 @@ class LatentEncoder:
         if len(clips) > 0:
             self._fill(embeddings, clips)
         if self.computing.offload and torch.device(self.computing.device).type == "cuda":
-            torch.cuda.empty_cache()  # the policy's update needs the room
+            torch.cuda.empty_cache()  # the policy's update needs the memory
         return embeddings
 
     @torch.inference_mode()
@@ -106,7 +107,7 @@ class LatentEncoder:
             embeddings[rows] = pooling(latents.float()).cpu().numpy()
 
     def _on_device(self, part: Pooling) -> Pooling:
-        """`part` with its weights on the device, or with copies of them there for one call."""
+        """`part` with its weights on the device, or with copies there for one call."""
         if not self.computing.offload or not isinstance(part, nn.Module):
             return part
         tensors = {**dict(part.named_parameters()), **dict(part.named_buffers())}

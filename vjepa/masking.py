@@ -1,9 +1,9 @@
-"""Masks of context and target tokens, after V-JEPA 2's multi-block masks.
+"""Masks of context and target tokens, modelled on V-JEPA 2's multi-block masks.
 
-Two kinds of target: a few spatial blocks through the whole clip (what V-JEPA 2 masks), and the end
-of the clip (predict what comes next), which makes latents carry motion. All rows of a batch have
-the same counts, so they stack without padding. Left out: aspect-ratio schedules and masks over
-several clip lengths.
+There are two kinds of targets: a few spatial blocks through the whole clip, as in V-JEPA 2, and the
+end of the clip. Predicting the end makes latents encode motion. All rows of a batch have the same
+counts, so they stack without padding. Left out: aspect-ratio schedules and masks over several clip
+lengths.
 """
 
 # Axes: B clip, N token (over time, then rows, then columns), C context token, M target token.
@@ -46,8 +46,8 @@ def sample_masks(
     grid: tuple[int, int, int],
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Indices of context tokens [B, C] and of target tokens [B, M] for a token grid (tubelets,
-    rows, columns).
+    """Indices of context tokens [B, C] and target tokens [B, M] in a token grid (tubelets, rows,
+    columns).
     """
     if isinstance(mask, FutureMask):
         hidden_BN = _future(mask, grid=grid).expand(batch_size, -1)
@@ -83,7 +83,7 @@ def _blocks(
     hidden_BYX = torch.zeros(batch_size, rows, columns, dtype=torch.bool)
     for row in range(batch_size):
         while not hidden_BYX[row].any() or hidden_BYX[row].all():
-            # blocks that hide everything leave no context: draw again
+            # blocks that hide everything leave no context, so draw again
             hidden_BYX[row] = _draw(
                 mask.num_blocks, size=(height, width), image=(rows, columns), generator=generator
             )

@@ -2,7 +2,7 @@
 
 An episode's progress is visible at its end, and a mean over time gives a clip and its reverse the
 same embedding. So every pooling except `mean` and `over_time` reads the end of the clip.
-benchmarks/reward_progress.py measures which one ranks failures best.
+benchmarks/reward_progress.py measures which pooling ranks failures best.
 """
 
 # Axes: B clip, T tubelet, Y row, X column, D channel.
@@ -20,12 +20,14 @@ MOMENTS = 8  # of a clip in an embedding over time; the tubelets of the shipped 
 
 
 def mean(latents_BTYXD: Tensor) -> Tensor:
-    """Mean over time and space, as in most uses of V-JEPA; ignores order, here as a control."""
+    """Mean over time and space, as in most uses of V-JEPA; ignores order, so it is a control
+    here.
+    """
     return latents_BTYXD.mean(dim=(1, 2, 3))
 
 
 def last(latents_BTYXD: Tensor) -> Tensor:
-    """Mean over space of the last tubelet."""
+    """The last tubelet's mean over space."""
     return latents_BTYXD[:, -1].mean(dim=(1, 2))
 
 
@@ -50,7 +52,7 @@ def change_grid(latents_BTYXD: Tensor) -> Tensor:
 
 
 def over_time(latents_BTYXD: Tensor) -> Tensor:
-    """`MOMENTS` parts of the clip, one after the other, each averaged over a 4 x 4 grid."""
+    """`MOMENTS` parts of the clip, concatenated, each averaged over a 4 x 4 grid."""
     batch, _, rows, columns, channels = latents_BTYXD.shape
     latents_BYXDT = latents_BTYXD.permute(0, 2, 3, 4, 1).reshape(batch, -1, latents_BTYXD.shape[1])
     moments_BM = functional.adaptive_avg_pool1d(latents_BYXDT, MOMENTS).transpose(1, 2)
@@ -69,7 +71,7 @@ POOLINGS: dict[str, Pooling] = {
 
 
 def pooling_of(name: str) -> Pooling:
-    """The pooling called `name`; an unknown name is answered with the known ones."""
+    """The pooling called `name`; the error for an unknown name lists the known ones."""
     if name not in POOLINGS:
         raise ValueError(f"Unknown pooling {name!r}. Known: {', '.join(POOLINGS)}.")
     return POOLINGS[name]

@@ -1,7 +1,6 @@
-"""The narrow transformer that predicts latents of hidden tokens from those of visible ones, for
-training only.
+"""The narrow transformer that predicts hidden tokens' latents from visible ones, only for training.
 
-As in V-JEPA 2: context latents are projected to the predictor's width, each hidden position gets a
+As in V-JEPA 2, context latents are projected to the predictor's width, each hidden position gets a
 learnt mask token, and the predictions are projected back. Left out: several mask tokens, action
 conditioning.
 """

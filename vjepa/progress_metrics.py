@@ -1,8 +1,7 @@
-"""Measures a score of progress: rank correlation, monotonicity, separation of successes and
-failures.
+"""Measures a progress score: rank correlation, monotonicity, separation of successes and failures.
 
-The measures of SRPO's reward study (arXiv 2511.15605, section on progress rewards). Pure numpy;
-left out: plots and protocols (benchmarks/reward_progress.py).
+The measures are those of SRPO's reward study (arXiv 2511.15605, section on progress rewards). Left
+out: plots and protocols (benchmarks/reward_progress.py).
 """
 
 # Axes: N sample, G group, C clip, K cut of a clip (later ones show more of it).
@@ -26,11 +25,11 @@ def rank_correlation(a_N: NDArray[np.floating], b_N: NDArray[np.floating]) -> fl
 def grouped_rank_correlation(
     a_N: NDArray[np.floating], b_N: NDArray[np.floating], group_N: NDArray[Any]
 ) -> float:
-    """Correlation of ranks within groups, each group's ranks centred; NaN if no group has a
-    ranking.
+    """Correlation of ranks within groups, each group's ranks centred; NaN if no group has any
+    order.
 
-    It measures how useful a score is for an advantage within groups: differences between groups do
-    not count.
+    It measures how useful a score is for an advantage within groups, where differences between
+    groups do not count.
     """
     return float(_correlation(_rank_products(a_N, b_N, group_N).sum(0)))
 
@@ -53,7 +52,7 @@ def grouped_interval(
 def _rank_products(
     a_N: NDArray[np.floating], b_N: NDArray[np.floating], group_N: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """Sums over each group of ab, aa and bb of its centred ranks: [G, 3]."""
+    """Each group's sums of ab, aa and bb over its centred ranks: [G, 3]."""
     products = []
     for group in np.unique(group_N):
         rows = group_N == group
@@ -82,7 +81,7 @@ def monotonicity(scores_CK: NDArray[np.floating]) -> float:
 
 
 def separation_auc(positive_N: NDArray[np.floating], negative_N: NDArray[np.floating]) -> float:
-    """Chance that a success scores higher than a failure, ties counted half."""
+    """Probability that a success scores higher than a failure; ties count half."""
     ranks = rankdata(np.concatenate((positive_N, negative_N)))
     wins = ranks[: len(positive_N)].sum() - len(positive_N) * (len(positive_N) + 1) / 2
     return float(wins / (len(positive_N) * len(negative_N)))

@@ -1,6 +1,6 @@
 """A small read-out that maps latents to an embedding in which distances count frames.
 
-Latents encode the place of every object, so two clips that are one step from success may be far
+Latents encode the position of every object. So two clips that are one step from success may be far
 apart only because their scenes differ. The read-out (trained by vjepa.train_readout on frozen
 latents) removes such differences. Left out: training, attention over tokens.
 """
@@ -37,9 +37,7 @@ class ReadOut(nn.Module):
         return self.embed(last_grid(latents_BTYXD))
 
     def embed(self, features_BF: Tensor, *, noise_BF: Tensor | None = None) -> Tensor:
-        """Embeddings of `last_grid` features; in training, noise is added to the
-        normalised features.
-        """
+        """Embeddings of `last_grid` features; training adds noise to the normalised features."""
         normalised_BF = (features_BF - self.mean) / self.scale
         if noise_BF is not None:
             normalised_BF = normalised_BF + noise_BF
@@ -47,6 +45,6 @@ class ReadOut(nn.Module):
 
     @torch.no_grad()
     def fit_normalisation(self, features_NF: Tensor) -> None:
-        """Centre each feature, and bring all to about unit deviation by one common factor."""
+        """Centre each feature, and scale all by one factor to a deviation of about one."""
         self.mean.copy_(features_NF.mean(0))
         self.scale.copy_(features_NF.std(0).mean())

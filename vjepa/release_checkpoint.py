@@ -3,8 +3,8 @@ a `VideoTransformer`.
 
 Format, from the public code (github.com/facebookresearch/vjepa2, commit c2963a4:
 `app/vjepa/train.py` writes, `src/hub/backbones.py` and `evals/` read): a dict with `encoder`,
-`predictor`, `target_encoder`, optimiser and counters; the names of an encoder's parameters carry
-the prefixes of its wrappers, `module.backbone.`. A `pos_embed` that some files hold is not used:
+`predictor`, `target_encoder`, optimiser and counters. The names of an encoder's parameters have its
+wrappers' prefixes, `module.backbone.`. Some files have a `pos_embed`, which is not used because
 positions are rotary. Left out: the predictor and V-JEPA 2-AC.
 """
 
@@ -39,7 +39,7 @@ ARCHITECTURES: dict[str, VideoTransformerConfig] = {
     "vitg": _released(256, 1408, 40, 22, GIANT_MLP_RATIO),
     "vitg-384": _released(384, 1408, 40, 22, GIANT_MLP_RATIO),
 }
-"""File name without `.pt` to the network's shape (`src/hub/backbones.py`,
+"""File name without `.pt`, and the network's shape (`src/hub/backbones.py`,
 `src/models/vision_transformer.py`).
 """
 
@@ -53,7 +53,7 @@ UNUSED = ("pos_embed",)
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Difference between the tensors of a file and those that a network needs."""
+    """Differences between the tensors of a file and those that a network needs."""
 
     missing: list[str]
     unexpected: list[str]
@@ -83,7 +83,7 @@ def load_release(
 
     Args:
         path: The `.pt` file.
-        architecture: A name in `ARCHITECTURES`, or a shape of your own; by default the file's name.
+        architecture: A name in `ARCHITECTURES`, or your own shape; by default the file's name.
         frames_per_clip: Frames that a clip is sampled to; 64 by default.
 
     Raises:
@@ -106,17 +106,17 @@ def load_release(
     )
     if mismatch:
         raise ValueError(
-            f"{path} does not hold the encoder {architecture or path.stem!r}: {mismatch}."
+            f"{path} does not contain the encoder {architecture or path.stem!r}: {mismatch}."
         )
     model.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
     return model.requires_grad_(False)
 
 
 def encoder_tensors(checkpoint: Any, *, path: Path) -> dict[str, Tensor]:
-    """Parameters of the encoder under their bare names."""
+    """The encoder's parameters by their names without prefixes."""
     if not isinstance(checkpoint, Mapping):
         raise ValueError(
-            f"{path} holds a {type(checkpoint).__name__}, not the dict of a V-JEPA 2 checkpoint."
+            f"{path} contains a {type(checkpoint).__name__}, not the dict of a V-JEPA 2 checkpoint."
         )
     for key in ENCODER_KEYS:
         if isinstance(checkpoint.get(key), Mapping):
@@ -128,7 +128,7 @@ def encoder_tensors(checkpoint: Any, *, path: Path) -> dict[str, Tensor]:
     known = ", ".join(sorted(map(str, checkpoint))[:8])
     raise ValueError(
         f"{path} has neither 'target_encoder' nor 'encoder', so it is not a V-JEPA 2 checkpoint. "
-        f"It holds: {known}."
+        f"It has: {known}."
     )
 
 
@@ -148,7 +148,7 @@ def compare(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 def _architecture_of(path: Path, name: str | None) -> VideoTransformerConfig:
     wanted = path.stem if name is None else name
     if wanted not in ARCHITECTURES:
-        remedy = "Give architecture=, or keep the release's file name." if name is None else ""
+        remedy = "Pass architecture=, or keep the release's file name." if name is None else ""
         known = ", ".join(ARCHITECTURES)
         raise ValueError(
             f"Unknown V-JEPA 2 architecture {wanted!r}. Known: {known}. {remedy}".rstrip()
@@ -174,14 +174,14 @@ def _read(path: Path) -> Any:
     ) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"{path} cannot be read ({reason}): it is truncated or no PyTorch weight file. Fetch "
-            "it again."
+            f"{path} cannot be read ({reason}): it is truncated or not a PyTorch weight file. "
+            "Download it again."
         ) from error
 
 
 def _check_stored(path: Path) -> None:
-    """Refuse an archive that unpacks to more than its own size: `torch.save` does not compress, and
-    a small file could fill the memory.
+    """Refuse an archive that unpacks to more than its size, because a small file could fill the
+    memory; `torch.save` does not compress.
     """
     if not zipfile.is_zipfile(path):
         return

@@ -1,16 +1,16 @@
-"""The trajectory reward as siiRL published it, with its flaws, for comparison with `vjepa.reward`.
+"""The trajectory reward that siiRL published, with its flaws, for comparison with `vjepa.reward`.
 
-Success 1, failure 0.6 * sigmoid(10 * (0.5 - d)). d is the distance to the nearest cluster centre of
-the batch's successes of the task, scaled to 0 for the batch's nearest failure and 1 for its
-farthest. Source: `compute_embodied_reward` in siirl/utils/reward_score/embodied.py of
+A success gets 1, a failure 0.6 * sigmoid(10 * (0.5 - d)). d is the distance to the nearest cluster
+centre of the task's successes in the batch. It is scaled to 0 for the batch's nearest failure and 1
+for its farthest. Source: `compute_embodied_reward` in siirl/utils/reward_score/embodied.py of
 github.com/sii-research/siiRL, commit af00a77.
 
-The flaws, kept on purpose:
-- the nearest failure of a batch gets 0.596 however far it is, and a trajectory's reward depends on
-  the other trajectories of the batch;
-- DBSCAN's radius of 0.5 on standardised channels finds no cluster in high dimensions, so that the
-  mean of all successes, which may be no success at all, is the only centre;
-- a task without success in the batch gives its failures 0, also after earlier successes;
+The flaws are kept on purpose:
+- the nearest failure of a batch gets 0.596 however far away it is, and a trajectory's reward
+  depends on the other trajectories of the batch;
+- DBSCAN's radius of 0.5 on standardised channels finds no cluster in high dimensions, so the only
+  centre is the mean of all successes, which need not be a success;
+- a task without a success in the batch gives its failures 0, even after earlier successes;
 - an embedding of zeros, which siiRL's encoder returns on failure, gets 0 even for a success.
 
 Embeddings are float32, as the encoder returns them.
@@ -34,8 +34,8 @@ from vjepa.clustering import Clusters
 from vjepa.reward import RewardOutput, check_rows, cluster_metrics, finite_rows, reward_metrics
 
 CEILING, STEEPNESS, OFFSET = 0.6, 10.0, 0.5
-RADIUS, MIN_SAMPLES = 0.5, 2  # DBSCAN's, on standardised channels
-LEAST_RANGE = 1e-6  # distances closer together than this all count as the middle
+RADIUS, MIN_SAMPLES = 0.5, 2  # of DBSCAN, on standardised channels
+LEAST_RANGE = 1e-6  # if distances differ by less than this, all count as the middle
 
 
 def score_as_released(

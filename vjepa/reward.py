@@ -1,15 +1,15 @@
-"""Trajectory reward: a failure gets more reward the closer its video came to the successes of its
-task.
+"""Trajectory reward: the closer a failure's video came to its task's successes, the more reward it
+gets.
 
-The form is the paper's: success 1, failure alpha * sigmoid(-z), z the standardised distance to the
-nearest cluster centre of successes (SRPO, "Self-Referential Policy Optimization for
+As in the paper, a success gets 1 and a failure alpha * sigmoid(-z), where z is the standardised
+distance to the nearest cluster centre of successes (SRPO, "Self-Referential Policy Optimization for
 Vision-Language-Action Models", arXiv 2511.15605). siiRL's published form, which differs, is in
 `vjepa.released_reward`.
 
-References are the successes in the given rows (a caller with several ranks passes all of them), a
-bounded bank of earlier successes, and demonstrations. Mean and spread of z come from a window of
-the task's earlier failures, measured against the centres of this step and frozen for it. Left out:
-video encoding, advantages, communication between ranks.
+References are the successes in the given rows (a caller passes the rows of all ranks), a bounded
+bank of earlier successes, and demonstrations. z is standardised by a window of the task's earlier
+failures: their distances to this step's centres, frozen for the step. Left out: video encoding,
+advantages, communication between ranks.
 """
 
 # Axes: B trajectory, D channel of the embedding.
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
-# of the mean distance: failures closer together than this differ by float noise only
+# of the mean distance; failures closer together than this differ only by float noise
 SPREAD_FLOOR = 1e-3
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the failures' rewards, as a coarse histogram
 
@@ -39,9 +39,9 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the failures' rewards, as a coarse
 class RewardOutput:
     """Rewards of one step.
 
-    `reward_B` float32; `defined_B` is False for failures of a task without any reference: their
-    reward is 0, as with a 0/1 reward, and their distance and z are NaN. A success has reward 1 in
-    any case.
+    `reward_B` is float32. `defined_B` is False for failures of a task without references: their
+    reward is 0, as with a 0/1 reward, and their distance and z are NaN. A success always has reward
+    1.
     """
 
     reward_B: NDArray[np.float32]
@@ -52,20 +52,20 @@ class RewardOutput:
 
 
 def srpo_failure_reward(*, z: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
-    """alpha * sigmoid(-z), SRPO: it falls with distance; the mean failure gets alpha / 2."""
+    """SRPO's alpha * sigmoid(-z), which falls with distance; the mean failure gets alpha / 2."""
     return alpha * expit(-z)
 
 
 def standardise(
     *, distance: NDArray[np.float64], window: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """z of each distance by mean and deviation of the window; 0 if the window has neither."""
+    """z of each distance, by the window's mean and deviation; 0 if it has neither."""
     mean, spread = window.mean(), max(window.std(), SPREAD_FLOOR * window.mean())
     return (distance - mean) / spread if spread > 0 else np.zeros_like(distance)
 
 
 class TrajectoryReward:
-    """Scores the trajectories of a step and remembers successes and failures for the next ones."""
+    """Scores the trajectories of a step, and remembers successes and failures for later steps."""
 
     def __init__(
         self, config: TrajectoryRewardConfig, *, demonstrations: Mapping[str, Array] | None = None
@@ -74,8 +74,8 @@ class TrajectoryReward:
 
         Args:
             config: Settings.
-            demonstrations: Embeddings [N, D] of successful demonstrations for each task; always
-                references, never forgotten.
+            demonstrations: Embeddings [N, D] of successful demonstrations for each task; they
+                always stay references.
         """
         self.config = config
         self.demonstrations = {
@@ -93,12 +93,12 @@ class TrajectoryReward:
         Args:
             embeddings_BD: Embeddings of the trajectories of all ranks, in any order.
             success_B: The benchmark's own flag.
-            tasks_B: Name of each trajectory's task; references of one task never serve another.
+            tasks_B: Name of each trajectory's task; references are never shared between tasks.
             group_B: Id of each trajectory's group (rollouts of one prompt); a group has one task.
 
         Raises:
-            ValueError: An embedding that is not finite or of another size than before, columns of
-                different lengths, or a group with two tasks.
+            ValueError: An embedding that is not finite or has a new size, columns of different
+                lengths, or a group with two tasks.
         """
         embeddings_BD = finite_rows(embeddings_BD, what="embeddings", tasks=tasks_B)
         success_B, group_B = np.asarray(success_B, dtype=bool), np.asarray(group_B)
@@ -117,7 +117,7 @@ class TrajectoryReward:
             references_ND = self.references(task, embeddings_BD[rows_B & success_B])
             if len(references_ND) == 0:
                 logger.warning(
-                    "Task %r has had no success and no demonstration: its %d failures get 0.",
+                    "Task %r has had neither a success nor a demonstration: its %d failures get 0.",
                     task,
                     failed_B.sum(),
                 )
@@ -151,7 +151,7 @@ class TrajectoryReward:
         return RewardOutput(reward_B.astype(np.float32), defined_B, distance_B, z_B, metrics)
 
     def _remember_step(self, embeddings_BD: Array, *, success_B: Array, task_B: Array) -> None:
-        """Keep the step's successes and failures, as many as the configuration says."""
+        """Keep the step's successes and failures, up to the configured numbers."""
         for task in sorted(set(task_B)):
             self._remember(
                 self.bank,
@@ -176,8 +176,8 @@ class TrajectoryReward:
         )
 
     def references(self, task: str, successes_ND: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Reference embeddings of successes at `task` [N, D]: demonstrations, the bank, this
-        step's.
+        """Reference embeddings [N, D] of `task`: demonstrations, the bank and this step's
+        successes.
         """
         parts = [
             part
@@ -187,7 +187,7 @@ class TrajectoryReward:
         return np.concatenate([*parts, successes_ND])
 
     def state_dict(self) -> dict[str, dict[str, NDArray[np.float32]]]:
-        """The memory, for a checkpoint; demonstrations are configuration and not part of it."""
+        """The memory, for a checkpoint, without demonstrations, which are configuration."""
         return {
             name: {task: rows.copy() for task, rows in memory.items()}
             for name, memory in self._memories().items()
@@ -218,8 +218,8 @@ class TrajectoryReward:
     def _window(
         self, task: str, failures_ND: NDArray[np.float32], clusters: Clusters
     ) -> NDArray[np.float64]:
-        """Distances of the task's earlier failures to this step's centres; includes the step's own
-        failures only while there are few.
+        """Distances of the task's earlier failures to this step's centres; while there are few, the
+        step's own failures are included.
         """
         remembered = self.failures.get(task, failures_ND[:0])
         counted = (
@@ -249,8 +249,8 @@ class TrajectoryReward:
         *,
         limit: int,
     ) -> None:
-        """Append the step's rows in canonical order and drop the oldest; of a step larger than
-        `limit`, evenly spaced rows stay.
+        """Append the step's rows in canonical order and drop the oldest; if the step has more than
+        `limit`, keep evenly spaced rows.
         """
         if limit == 0 or len(rows_ND) == 0:
             return
@@ -346,8 +346,8 @@ def cluster_metrics(clusters: Mapping[str, Clusters]) -> dict[str, float]:
 def finite_rows(
     rows: Array, *, what: str, tasks: Sequence[str] | None = None
 ) -> NDArray[np.float32]:
-    """`rows` as float32 [B, D]; refuses other shapes and values that are not finite, naming the
-    row.
+    """`rows` as float32 [B, D]; refuses other shapes, and values that are not finite (names the
+    row).
     """
     rows = np.asarray(rows, dtype=np.float32)
     if rows.ndim != 2:

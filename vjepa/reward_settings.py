@@ -1,8 +1,7 @@
-"""Settings of the trajectory reward: defaults, reasons and bounds, defined once. Standard library
-only.
+"""Settings of the trajectory reward: defaults, reasons and bounds, defined once.
 
-A configuration that has keys for them takes default, help, reason and bounds from the fields
-(siirl.params.reward_args does).
+A configuration can take default, help, reason and bounds from the fields, as
+siirl.params.reward_args does.
 """
 
 import dataclasses
@@ -11,8 +10,8 @@ from typing import Any
 
 
 def _setting(default: Any, help: str, *, why: str, **bounds: float) -> Any:
-    """A field whose metadata are `help`, `why`, and the given bounds: `minimum`, `above`
-    (exclusive), `maximum`.
+    """A field with metadata `help`, `why` and the given bounds: `minimum`, `above` (exclusive),
+    `maximum`.
     """
     return dataclasses.field(default=default, metadata={"help": help, "why": why, **bounds})
 
@@ -24,13 +23,13 @@ class TrajectoryRewardConfig:
     alpha: float = _setting(
         0.8,
         "Ceiling of a failure's reward.",
-        why="SRPO (arXiv 2511.15605); at most 1: no failure is worth more than a success",
+        why="SRPO (arXiv 2511.15605); at most 1, so that no failure is worth more than a success",
         above=0,
         maximum=1,
     )
     dbscan_min_samples: int = _setting(
         2,
-        "DBSCAN: points, itself included, within the radius of a core point.",
+        "DBSCAN: points within the radius of a core point, including itself.",
         why="as siiRL released",
         minimum=1,
     )
@@ -42,20 +41,20 @@ class TrajectoryRewardConfig:
     )
     success_bank_size: int = _setting(
         64,
-        "Successes of earlier steps kept for each task, the newest first.",
+        "Number of earlier steps' newest successes kept for each task.",
         why="a few steps' worth",
         minimum=0,
     )
     failure_window: int = _setting(
         256,
-        "Failures of earlier steps kept for each task; they standardise distances.",
+        "Number of earlier steps' failures kept for each task, to standardise distances.",
         why="a stable spread",
         minimum=0,
     )
     min_failure_window: int = _setting(
         8,
-        "With fewer failures in the window, the step's count too.",
-        why="the spread of fewer says little",
+        "If the window has fewer failures, the step's own are included.",
+        why="the spread of fewer is unreliable",
         minimum=1,
     )
 

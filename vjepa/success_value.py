@@ -1,15 +1,15 @@
-"""Trajectory reward from a value function of frames, which the run learns from its own episodes.
+"""Trajectory reward from a value function of frames that the run learns from its own episodes.
 
 A frame's value is GAMMA to the power of the moments left until success, and 0 in a failed episode.
-A kernel ridge regression predicts it for each task. A failure gets more reward, the higher the
-predicted value of its best moments. So no label is needed beyond success, and a failure need not
-end near a success to count: it may have come close before. Freezing at a good moment earns nothing
-more, and frames unlike all others have the value 0.
+A kernel ridge regression predicts it for each task. The higher the predicted value of a failure's
+best moments, the more reward it gets. So no label besides success is needed, and a failure that
+came close only in the middle also counts. Freezing at a good moment earns nothing more, and frames
+unlike all others have the value 0.
 
-The regression learns from earlier steps only, so it never scores an episode that it has learnt
-from. Its skill is how often it ranks the first half of a success above the first half of a failure
-from the same start state, in episodes that it has not learnt from. A failure's reward is scaled by
-the skill, and is 0 without skill. Left out: video encoding, ranks.
+The regression learns only from earlier steps, so it never scores an episode that it has learnt
+from. Its skill is how often it ranks the first half of a success above that of a failure from the
+same start state, in episodes that it has not learnt from. A failure's reward is multiplied by the
+skill, so it is 0 without skill. Left out: video encoding, ranks.
 
 `benchmarks/reward_value.py` compares it with `vjepa.reward`.
 """
@@ -31,14 +31,14 @@ from vjepa.reward_settings import TrajectoryRewardConfig
 
 Array = NDArray[Any]
 
-GAMMA = 0.8  # of a moment: half an episode before success counts 0.4; 0.6 to 0.9 rank alike
-RIDGE = 0.1  # beside the kernel's diagonal of 1; 0.01 and 1 rank worse
-FEWEST_SUCCESSES = 2  # to learn from; one success tells its scene, not its task
-SKILL_DECAY = 0.9  # of the pairs that the skill counts, in each step
-FEWEST_PAIRS = 8  # a success and a failure of one group, before the skill is believed
+GAMMA = 0.8  # per moment: half an episode before success counts 0.4; 0.6 to 0.9 rank equally well
+RIDGE = 0.1  # added to the kernel's diagonal of 1; 0.01 and 1 rank worse
+FEWEST_SUCCESSES = 2  # to learn from; one success shows its scene, not its task
+SKILL_DECAY = 0.9  # weight of earlier pairs in the skill, per step
+FEWEST_PAIRS = 8  # of a success and a failure in one group, before the skill counts
 
 
-BEST_MOMENTS = 2  # of an episode, whose values are averaged; see `closeness`
+BEST_MOMENTS = 2  # moments of an episode whose values are averaged; see `closeness`
 
 
 class ValueRegression:
@@ -68,8 +68,8 @@ class ValueRegression:
 def closeness(value_BM: NDArray[np.float64]) -> NDArray[np.float64]:
     """How close [B] an episode came: the mean of its `BEST_MOMENTS` highest values.
 
-    The mean of all moments rewards hesitation: in 512 episodes of four tasks it ranked a video
-    without motion above 88 % of the failures, this closeness above 57 %.
+    The mean of all moments would reward hesitation: in 512 episodes of four tasks it ranked a video
+    without motion above 88 % of the failures, and this closeness above 57 %.
     """
     return np.sort(value_BM, axis=1)[:, -BEST_MOMENTS:].mean(1)
 
@@ -88,18 +88,19 @@ class TaskMemory:
         self.successes_NF = np.zeros((0, 0), np.float32)
         self.failures_NF = np.zeros((0, 0), np.float32)
         self.scores_N = np.zeros(0)
-        """Closeness of earlier failures, each as predicted before it was learnt from."""
+        """Closeness of earlier failures, each predicted before it was learnt from."""
         self.won = 0.0
-        """Wins of a success among `pairs`, minus losses."""
+        """Number of `pairs` in which the success ranks higher, minus those in which it ranks
+        lower."""
         self.pairs = 0.0
 
     @property
     def skill(self) -> float:
-        """Somers' D between success and value within groups: 1 perfect, 0 none or unknown."""
+        """Somers' D between success and value within groups; 1: perfect, 0: none or unknown."""
         return max(0.0, self.won / self.pairs) if self.pairs >= FEWEST_PAIRS else 0.0
 
     def remember(self, rows_BF: Array, success_B: NDArray[np.bool_], *, limit: int) -> None:
-        """Append trajectories, and forget the oldest above `limit` of each kind."""
+        """Append trajectories, and forget the oldest beyond `limit` of each kind."""
         self.successes_NF = newest(self.successes_NF, rows_BF[success_B], limit=limit)
         self.failures_NF = newest(self.failures_NF, rows_BF[~success_B], limit=limit)
 
@@ -116,7 +117,7 @@ class TaskMemory:
 
 
 def newest(before_NF: Array, rows_BF: Array, *, limit: int) -> Array:
-    """The last `limit` of both.
+    """The last `limit` rows of both.
 
     Raises:
         ValueError: They have different numbers of features.
@@ -141,9 +142,9 @@ class SuccessValueReward:
     """Scores the trajectories of a step by the value of their frames, and learns from them.
 
     Args:
-        config: Settings; `success_bank_size` limits successes and failures of a task, each.
-        demonstrations: Embeddings [N, F] of successful demonstrations by task; learnt from before
-            the first step, and forgotten like other successes.
+        config: Settings; `success_bank_size` limits a task's successes, and likewise its failures.
+        demonstrations: Embeddings [N, F] of successful demonstrations by task. They are learnt from
+            before the first step, and forgotten like other successes.
     """
 
     def __init__(
@@ -258,9 +259,10 @@ class SuccessValueReward:
 def count_pairs(
     memory: TaskMemory, *, value_BM: Array, success_B: NDArray[np.bool_], group_B: Array
 ) -> None:
-    """Count the pairs of a success and a failure of one group, and which has the higher value.
+    """Count the pairs of a success and a failure in a group, and which of the two has the higher
+    value.
 
-    Only first halves are compared: the end of a success shows the success itself.
+    Only first halves are compared, because the end of a success shows the success itself.
     """
     half_B = value_BM[:, : MOMENTS // 2].mean(1)
     memory.won, memory.pairs = SKILL_DECAY * memory.won, SKILL_DECAY * memory.pairs

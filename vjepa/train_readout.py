@@ -1,10 +1,10 @@
-"""Trains the read-out of a video encoder: distance in its embedding counts the frames between two
-states of a task.
+"""Trains a video encoder's read-out, so that distances in its embedding count frames between states
+of a task.
 
-The objective has three terms on prefixes of whole episodes: neighbouring frames of an episode are
+The objective has three terms on prefixes of whole episodes. Neighbouring frames of an episode are
 at most 1 apart, successes of a task end in the same place, and failures lie as far from there as
-the first two allow. No state, action or oracle is used: it learns from order in time and the
-success flag alone. Left out: quasimetrics (here A is as far from B as B from A).
+the first two terms allow. It learns only from the order in time and the success flag, without
+states, actions or an oracle. Left out: quasimetrics (here A is as far from B as B from A).
 
 Source: the constrained maximisation of Wang et al. 2023, "Optimal Goal-Reaching Reinforcement
 Learning via Quasimetric Learning", arXiv 2304.01203, with a Euclidean distance, and penalties
@@ -37,13 +37,13 @@ class ReadOutConfig:
     learning_rate: float = 1e-3
     warmup_steps: int = 50
     weight_decay: float = 0.01
-    # Of normalised features: without it the read-out knows its training scenes by heart.
+    # Of normalised features; without it the read-out memorises its training scenes.
     noise: float = 0.3
     neighbour_weight: float = 5.0
     goal_weight: float = 1.0
     goal_radius: float = 0.5  # frames; successes of a task may end this far apart
     spread_weight: float = 0.3
-    spread_limit: float = 15.0  # frames, about an episode: farther away says nothing more
+    spread_limit: float = 15.0  # frames, about an episode; larger distances mean nothing more
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,7 @@ def readout_loss(
 def train_readout(
     *, features_NF: Tensor, index: EpisodeIndex, config: ReadOutConfig, seed: int
 ) -> ReadOut:
-    """Train on features of all prefixes of all episodes; row n belongs to the clip that ends with
-    frame n.
-    """
+    """Train on features of all prefixes of all episodes; row n is the clip that ends with frame n."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)

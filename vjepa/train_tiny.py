@@ -1,11 +1,12 @@
 """Train the tiny video encoder by joint-embedding prediction: `python -m vjepa.train_tiny CLIPS.npz
 --output FOLDER`.
 
-V-JEPA 2's objective at a size for one CPU thread: a context encoder sees part of a clip's tokens, a
-predictor fills in the latents of the hidden ones, the targets are the normalised latents of an
-exponential moving average of the encoder, the loss is L1. The averaged encoder is kept; a read-out
-is then trained on its frozen latents (vjepa.train_readout). The same clips, seed and thread count
-give the same weights. Left out: augmentation, several clip lengths, training on several devices.
+This is V-JEPA 2's objective at a size for one CPU thread. A context encoder sees some of a clip's
+tokens, and a predictor fills in the latents of the hidden ones. The targets are the normalised
+latents of an exponential moving average of the encoder, and the loss is L1. The averaged encoder is
+kept, and a read-out is then trained on its frozen latents (vjepa.train_readout). The same clips,
+seed and thread count give the same weights. Left out: augmentation, several clip lengths, training
+on several devices.
 
 Source: Assran et al. 2025, arXiv 2506.09985, section 2; loss and schedule as in
 facebookresearch/vjepa2.
@@ -46,7 +47,7 @@ TINY = VideoTransformerConfig(
     depth=4,
     num_heads=2,
     mlp_ratio=4.0,
-)  # about 8 ms a clip on one thread, 1.9 MB
+)  # about 8 ms per clip on one thread, 1.9 MB
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class TrainingConfig:
 
     steps: int = 800
     batch_size: int = 24
-    learning_rate: float = 1e-3  # 525e-6 in V-JEPA 2; small models take more
+    learning_rate: float = 1e-3  # 525e-6 in V-JEPA 2; small models tolerate more
     warmup_steps: int = 50
     weight_decay: float = 0.04  # V-JEPA 2
     ema_start: float = 0.99  # 0.99925 in V-JEPA 2, which trains 300 times longer
@@ -99,7 +100,7 @@ class ClipSampler:
 
 @dataclass(frozen=True)
 class Clips:
-    """Episodes end to end: frames uint8 [N, H, W, 3]; length, success and task of each."""
+    """Concatenated episodes: frames uint8 [N, H, W, 3], and length, success and task of each."""
 
     frames_NHW3: NDArray[np.uint8]
     lengths: NDArray[np.int64]
@@ -130,7 +131,7 @@ def load_clips(path: Path) -> Clips:
             missing = sorted(set(columns) - set(data.files))
             if missing:
                 raise ValueError(
-                    f"{file} has no array {missing[0]!r}; it holds {', '.join(sorted(data.files))}."
+                    f"{file} has no array {missing[0]!r}; it has {', '.join(sorted(data.files))}."
                 )
             for name, parts in columns.items():
                 parts.append(data[name])
@@ -208,8 +209,8 @@ def predictive_loss(
     mask: BlockMask | FutureMask,
     generator: torch.Generator,
 ) -> Tensor:
-    """Mean absolute error between predicted latents of hidden tokens and the target encoder's,
-    normalised over channels.
+    """Mean absolute error between predicted latents of hidden tokens and the target encoder's
+    channel-normalised latents.
     """
     context_BC, target_BM = sample_masks(
         mask, batch_size=len(video), grid=encoder.config.grid, generator=generator
@@ -256,8 +257,8 @@ def save_encoder(
     training: dict[str, object],
     readout: ReadOut | None = None,
 ) -> None:
-    """`model.safetensors` and `config.json` (shape, pooling, and how it was trained); `pooling` is
-    a name or "readout".
+    """Write `model.safetensors` and `config.json` (shape, pooling, and training settings);
+    `pooling` is a name or "readout".
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -276,7 +277,7 @@ def save_encoder(
 
 
 def main() -> None:
-    """Train encoder and read-out as the command line says."""
+    """Train encoder and read-out according to the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "clips", type=Path, help="npz from benchmarks.collect_clips, or a folder of them"
@@ -285,7 +286,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=TrainingConfig.steps)
     parser.add_argument("--seed", type=int, default=TrainingConfig.seed)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # sums in another order with more: other weights
+    torch.set_num_threads(1)  # more threads would add in another order and give other weights
     config = TrainingConfig(steps=arguments.steps, seed=arguments.seed)
     readout_config = ReadOutConfig()
     started = time.perf_counter()

@@ -1,8 +1,8 @@
 """V-JEPA 2 through Hugging Face transformers, from a local folder or a hub id, as a `VideoEncoder`.
 
-transformers is imported when a model is asked for. Its video processor needs torchvision, so frames
-are prepared by `vjepa.clips`, which does the same. Left out: the predictor (`skip_predictor=True`)
-and the classification heads.
+transformers is imported only when a model is loaded. Its video processor needs torchvision, so
+frames are prepared by `vjepa.clips`, which does the same. Left out: the predictor
+(`skip_predictor=True`) and the classification heads.
 """
 
 import json
@@ -36,7 +36,7 @@ def load_transformers(
         model = VJEPA2Model.from_pretrained(name_or_path, config=config, dtype=torch.float32)
     except SafetensorError as error:
         raise ValueError(
-            f"The weights of {name_or_path} cannot be read ({error}); fetch them again."
+            f"The weights of {name_or_path} cannot be read ({error}); download them again."
         ) from error
     except OSError as error:
         raise FileNotFoundError(

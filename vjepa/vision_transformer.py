@@ -1,9 +1,9 @@
-"""The video transformer of V-JEPA 2: tubelets in, one latent per tubelet patch out.
+"""The video transformer of V-JEPA 2, from tubelets to one latent per tubelet patch.
 
-One class serves the released sizes (ViT-L/H/g, loaded from the original `.pt` files) and the tiny
-encoder of this repository; parameters carry the names of the release. Positions are rotary over
-time, height and width, so a model takes any number of frames. Left out: the sine position table of
-V-JEPA 1, SwiGLU, stochastic depth, images without time.
+One class implements the released sizes (ViT-L/H/g, loaded from the original `.pt` files) and the
+tiny encoder of this repository. Parameters have the release's names. Positions are rotary over
+time, height and width, so a model accepts any number of frames. Left out: the sine position table
+of V-JEPA 1, SwiGLU, stochastic depth, images without time.
 
 Source: Assran et al. 2025, "V-JEPA 2", arXiv 2506.09985; public code facebookresearch/vjepa2 (names
 of parameters, order of axes).
@@ -72,7 +72,7 @@ def rotary_table(
     """Cosine and sine [N, E] of each token: a third of the head's channels for time, rows and
     columns; the rest is not rotated.
 
-    As in the release, the frequencies of an axis are laid out twice end to end although the rotated
+    As in the release, the frequencies of an axis are repeated as a block, although the rotated
     pairs are neighbours.
     """
     axis_width = 2 * (head_width // 3 // 2)
@@ -90,8 +90,8 @@ def rotary_table(
 
 
 def rotate(x_BHNE: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair of neighbouring channels by the angle of its token; tables [N, E] or [B, 1, N,
-    E].
+    """Rotate each pair of neighbouring channels by its token's angle; tables are [N, E] or [B, 1,
+    N, E].
     """
     even, odd = x_BHNE.unflatten(-1, (-1, 2)).unbind(-1)
     return x_BHNE * cosine + torch.stack((-odd, even), dim=-1).flatten(-2) * sine
@@ -129,7 +129,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a GELU between."""
+    """Two linear maps with a GELU in between."""
 
     def __init__(self, *, width: int, hidden: int) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Block(nn.Module):
 
 
 class VideoTransformer(nn.Module):
-    """V-JEPA 2's encoder: video [B, 3, T, height, width] in, latents [B, N, D] out."""
+    """V-JEPA 2's encoder, from a video [B, 3, T, height, width] to latents [B, N, D]."""
 
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class VideoTransformer(nn.Module):
         training.
 
         Raises:
-            ValueError: A video that does not divide into whole tubelets and patches.
+            ValueError: A video that cannot be divided into whole tubelets and patches.
         """
         grid = self._grid_of(video_B3THW)
         x_BND = self.patch_embed(video_B3THW)
@@ -215,8 +215,8 @@ def select_tokens(x_BND: Tensor, index_BN: Tensor) -> Tensor:
 
 @torch.no_grad()
 def initialise(module: nn.Module) -> None:
-    """The release's start: truncated normal weights, zero biases, residual branches of block i
-    divided by sqrt(2 i).
+    """The release's initialisation: truncated normal weights, zero biases, residual branches of
+    block i divided by sqrt(2 i).
     """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Conv3d):
