@@ -174,8 +174,8 @@ def of_row(read: Any, entry: Mapping[str, Any], *, path: Path, place: str) -> An
 def error_of_length(path: Path, place: str) -> ValueError:
     """The error for a row beyond `MAX_ROW_BYTES`."""
     return ValueError(
-        f"{path}, {place}: more than {MAX_ROW_BYTES >> 20} MiB, the bound of a row. Shorten the "
-        "row, or take it out."
+        f"{path}, {place}: more than {MAX_ROW_BYTES >> 20} MiB, the bound of a row. Shorten or "
+        "remove the row."
     )
 
 
@@ -186,7 +186,7 @@ def json_object(line: bytes, *, place: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         # broken JSON, not UTF-8, or a thousand nested lists
         raise ValueError(
-            f"{place}: not JSON ({error}). One JSON object a line is expected."
+            f"{place}: not JSON ({error}). One JSON object per line is expected."
         ) from error
     if b"\\u" in line:
         try:

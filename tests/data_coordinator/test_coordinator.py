@@ -180,7 +180,7 @@ def test_rank_puts_its_share_once():
 def test_ranks_agree_on_how_many_put():
     coordinator = DataCoordinator()
     put(coordinator, "a", source=0, sources=2)
-    with pytest.raises(InvariantError, match="Rank 1 expects puts of 3 ranks"):
+    with pytest.raises(InvariantError, match="Rank 1 expects 3 ranks to put"):
         put(coordinator, "b", source=1, sources=3)
 
 

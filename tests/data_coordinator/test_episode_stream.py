@@ -199,7 +199,7 @@ def test_columns_of_a_prompt():
         ({"tasks": ("a", "a")}, "names a task twice"),
         (
             {"prompts_per_step": 1, "ranks": 2},
-            "data.train_batch_size=1 gives some of the 2 ranks no prompt",
+            "data.train_batch_size=1 leaves some of the 2 ranks without a prompt",
         ),
         ({"rank": 2, "ranks": 2}, "rank 2 of 2"),
     ],

@@ -189,7 +189,7 @@ def test_a_bad_row_of_one_rank_stops_every_rank_with_the_same_words(tmp_path):
         )
     with pytest.raises(
         ConfigError,
-        match=r"line 4: reward_model.ground_truth must be text or a finite number, got None. Correct the row",
+        match=r"line 4: reward_model.ground_truth must be text or a finite number, got None. Correct or remove the row",
     ):
         build_index(opened, encode=encode, rank=0, ranks=2, gather=lambda part: parts)
 
@@ -197,7 +197,7 @@ def test_a_bad_row_of_one_rank_stops_every_rank_with_the_same_words(tmp_path):
 def test_fewer_prompts_a_step_than_ranks_are_refused(shared):
     with pytest.raises(
         ConfigError,
-        match=r"data.train_batch_size=3 gives some of the 4 ranks no prompt. Use at least 4",
+        match=r"data.train_batch_size=3 leaves some of the 4 ranks without a prompt. Use at least 4",
     ):
         at(shared, rank=0, ranks=4, batch=3)
 

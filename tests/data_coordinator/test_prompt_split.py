@@ -57,7 +57,7 @@ def test_prompts_and_responses_that_the_model_cannot_hold_are_refused():
     check_lengths(max_prompt_length=100, max_response_length=28, model_length=128)
     with pytest.raises(
         ConfigError,
-        match=r"=101 \+ data.max_response_length=28 = 129 tokens, but the model's context has 128: make them smaller by 1",
+        match=r"=101 \+ data.max_response_length=28 = 129 tokens, but the model's context has 128: reduce them by 1",
     ):
         check_lengths(max_prompt_length=101, max_response_length=28, model_length=128)
 

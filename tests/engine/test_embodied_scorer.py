@@ -112,7 +112,7 @@ def test_a_policy_of_another_chunk_length_is_refused():
         def forward(self, **observations):
             return Categorical(torch.zeros(len(observations["instruction_ids"]), TOKENS - 1, BINS))
 
-    with pytest.raises(TensorError, match=r"distribution is of .* another chunk length"):
+    with pytest.raises(TensorError, match=r"distribution has .* another chunk length"):
         embodied_scorer(Short(), trajectories(2), 1.0)
 
 

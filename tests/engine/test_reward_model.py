@@ -138,7 +138,7 @@ def test_a_classifier_with_two_outputs_is_refused(saved):
 def test_a_language_model_whose_head_would_be_random_is_refused(saved):
     with pytest.raises(
         CheckpointError,
-        match=r"lacks 1 weights of a Qwen2ForSequenceClassification, the first is 'score.weight'",
+        match=r"lacks 1 weights of a Qwen2ForSequenceClassification, the first of them 'score.weight'",
     ):
         scores_of(saved(head=False), "46")
 
@@ -153,7 +153,7 @@ def test_a_missing_folder_is_refused():
 def test_reward_model_without_a_path_is_refused():
     with pytest.raises(
         ConfigError,
-        match=r"reward.name=model, and reward_model.path=null: name a sequence classifier",
+        match=r"reward.name=model, but reward_model.path=null: name a sequence classifier",
     ):
         scores_of(None, "46")
 

@@ -91,7 +91,7 @@ def test_the_penalty_belongs_to_the_algorithm_and_not_to_how_functions_run():
 def test_dapo_without_a_penalty_is_refused():
     with pytest.raises(
         ConfigError,
-        match=r"algorithm.overlong.penalty=0 disables it: set it \(pipeline=dapo sets 1\)",
+        match=r"algorithm.overlong.penalty=0 disables it: set the key \(pipeline=dapo sets 1\)",
     ):
         text_manager(dapo_config(penalty=0.0))
 
@@ -153,7 +153,7 @@ def test_what_is_no_number_is_no_score(score):
 
 
 def test_a_score_whose_square_exceeds_float32_is_no_score():
-    assert "which is not a score" in judged(1e300)["failed"]
+    assert "but a score must be finite" in judged(1e300)["failed"]
     assert judged(-1e15) == {"score": -1e15}
 
 

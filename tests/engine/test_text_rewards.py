@@ -139,8 +139,8 @@ def test_a_part_may_be_for_some_data_sources_alone(make):
 
 BAD = {
     "raise": "moody: RuntimeError: no such grade",
-    "nan": "moody: it returned nan, which is not a score",
-    "inf": "moody: it returned inf, which is not a score",
+    "nan": "moody: it returned nan, but a score must be finite",
+    "inf": "moody: it returned inf, but a score must be finite",
     "text": "moody: it returned str, but a score is a number",
     "none": "moody: it returned NoneType, but a score is a number",
     "list": "moody: it returned list, but a score is a number",
@@ -201,7 +201,7 @@ def test_a_batched_function_gets_lists(make):
         (
             ("a", "single"),
             dict.fromkeys(
-                (0, 1), "many: TypeError: it returned float, and 2 samples need a list of 2 scores"
+                (0, 1), "many: TypeError: it returned float, but 2 samples need a list of 2 scores"
             ),
         ),
         (
@@ -226,12 +226,12 @@ def test_a_list_of_the_wrong_length_fails_all_samples_and_a_bad_entry_fails_one(
         ({"name": "not_callable"}, r"not_callable is of type int and cannot be called"),
         (
             {"name": "takes_other_things"},
-            r"it is called with \(data_source, solution_str, ground_truth, extra_info\), which its "
-            r"signature",
+            r"its signature does not accept the arguments \(data_source, solution_str, "
+            r"ground_truth, extra_info\)",
         ),
         (
             {"name": "length", "batched": True},
-            r"it is called with \(data_sources, solution_strs, ground_truths, extra_infos\)",
+            r"its signature does not accept the arguments \(data_sources, solution_strs, ground_truths, extra_infos\)",
         ),
     ],
 )

@@ -192,8 +192,7 @@ def test_text_longer_than_the_environment_takes_gets_no_reward():
         trajectory.row["truncated"],
     ) == (0.0, False, True)
     assert (
-        trajectory.record["verdict"]
-        == "a text has more than the 5 characters that the environment takes"
+        trajectory.record["verdict"] == "a text has more than 5 characters, the environment's limit"
     )
 
 

@@ -309,10 +309,9 @@ def test_a_replay_that_deviates_is_reported(tmp_path, caplog):
 
     said = asyncio.run(episode())
     assert isinstance(said, SimulationFailed)
-    assert "took another course" in str(said) and "replayable=False" in str(said)
+    assert "diverged" in str(said) and "replayable=False" in str(said)
     assert any(
-        record.levelname == "ERROR" and "took another course" in record.message
-        for record in caplog.records
+        record.levelname == "ERROR" and "diverged" in record.message for record in caplog.records
     )
 
 
@@ -480,6 +479,6 @@ def test_a_changed_working_directory_is_undone_and_told_once(tmp_path, monkeypat
 
     asyncio.run(episode())
     assert [record.getMessage() for record in caplog.records] == [
-        "Environment 'probe_envs:WanderingEnv' changed the working directory, which is "
-        f"{tmp_path} again: with cluster=local the run writes its files relative to it."
+        "Environment 'probe_envs:WanderingEnv' changed the working directory; it was "
+        f"reset to {tmp_path}, because with cluster=local the run writes its files relative to it."
     ]

@@ -44,7 +44,7 @@ def remembers_the_last_episode(good):
     return Broken
 
 
-@breaks("has dtype float64, its space float32")
+@breaks("has dtype float64, but its space has float32")
 def wrong_dtype(good):
     class Broken(good):
         def observation(self):
@@ -53,7 +53,7 @@ def wrong_dtype(good):
     return Broken
 
 
-@breaks("has shape \\(2,\\), its space \\(1,\\)")
+@breaks("has shape \\(2,\\), but its space has \\(1,\\)")
 def wrong_shape(good):
     class Broken(good):
         def observation(self):

@@ -289,7 +289,7 @@ def test_several_rewards_of_a_step_are_refused():
         await env.step(np.zeros(1, np.float32))
 
     with pytest.raises(
-        RuntimeError, match=r"returned 2 rewards, \[ 0.5 -1. \], and a step has one"
+        RuntimeError, match=r"returned 2 rewards, \[ 0.5 -1. \], but a step has one"
     ):
         asyncio.run(play())
 

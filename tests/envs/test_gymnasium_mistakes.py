@@ -109,12 +109,12 @@ class Later(Sound):
 LATER = {
     "nan": ({"seen": np.array([np.nan, 0.0])}, "returned an observation that is not finite"),
     "raises": ({"raises": True}, r"step 2 raised ZeroDivisionError: boom \(.*mistakes\.py, line"),
-    "success": ({"is_success": "yes"}, "returned is_success='yes', which is true or false"),
+    "success": ({"is_success": "yes"}, "returned is_success='yes', which must be true or false"),
     "successes": ({"is_success": np.array([True, False])}, "is_success=array.* true or false"),
-    "half a success": ({"is_success": 0.5}, "returned is_success=0.5, which is true or false"),
-    "no number": ({"is_success": np.nan}, "returned is_success=nan, which is true or false"),
-    "no info": ({"info": None}, "returned None as its info after 2 steps, which is a dict"),
-    "ended": ({"terminated": "no"}, "returned terminated='no', which is true or false"),
+    "half a success": ({"is_success": 0.5}, "returned is_success=0.5, which must be true or false"),
+    "no number": ({"is_success": np.nan}, "returned is_success=nan, which must be true or false"),
+    "no info": ({"info": None}, "returned None as its info after 2 steps, which must be a dict"),
+    "ended": ({"terminated": "no"}, "returned terminated='no', which must be true or false"),
     "size": (
         {"seen": np.zeros(3)},
         r"outside its space Box\(.* after 2 steps: .*shape \(3,\) where the shape is \(2,\)",
@@ -157,8 +157,8 @@ def registered():
         ),
         ("OldReset", r"returned a ndarray where \(observation, info\) of reset is expected"),
         ("RaisesAtOnce", r"its first reset and step raised OSError: no file \(.*, line"),
-        ("NoDict", r"returned \[\] as the info of .* of step, which is a dict"),
-        ("NoSpace", "has observation_space None, which is no space of Gymnasium's: set it"),
+        ("NoDict", r"returned \[\] as the info of .* of step, which must be a dict"),
+        ("NoSpace", "has observation_space None, which is not a Gymnasium space: set it"),
         ("several", "cannot be made: The environment must inherit from the gymnasium.Env class"),
     ],
 )
@@ -191,7 +191,9 @@ def test_a_reward_that_is_a_text_is_refused():
         await env.reset(seed=0)
         await env.step(0)
 
-    with pytest.raises(RuntimeError, match=r"returned reward '1\.0', and a reward is a number"):
+    with pytest.raises(
+        RuntimeError, match=r"returned reward '1\.0', but a reward must be a number"
+    ):
         asyncio.run(play())
 
 

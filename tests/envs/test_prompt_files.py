@@ -253,7 +253,7 @@ def test_parquet_whose_pages_are_damaged_is_reported(tmp_path, what):
     ("name", "sentence"),
     [
         ("ends_its_reader", "the process that read its footer failed .it was ended by SIGABRT"),
-        ("lacks_rows", "row group 0 has 0 rows, and its footer says 40"),
+        ("lacks_rows", "row group 0 has 0 rows, but its footer says 40"),
         ("index_beyond_its_dictionary", "Value at position 12 out of bounds: 63"),
     ],
 )
@@ -318,7 +318,7 @@ def test_a_long_line_is_refused_before_it_is_read_whole(tmp_path):
     os.truncate(path, 3 << 30)
     with pytest.raises(
         ValueError,
-        match=r"rows\.jsonl, line 2: more than 16 MiB, the bound of a row\. Shorten the row, or take",
+        match=r"rows\.jsonl, line 2: more than 16 MiB, the bound of a row\. Shorten or remove",
     ):
         open_prompts(path)
 
@@ -347,8 +347,8 @@ def test_a_small_parquet_that_unpacks_to_long_rows_is_refused_before_they_are_al
         )
         message_, peak = done.stdout.splitlines()
         assert (
-            "rows.parquet, row 1: more than 16 MiB, the bound of a row. Shorten the row, or take "
-            "it out." in message_
+            "rows.parquet, row 1: more than 16 MiB, the bound of a row. Shorten or remove "
+            "the row." in message_
         )
         assert int(peak) < 1100 << 20
 

@@ -92,7 +92,7 @@ def test_larger_graph_comes_first_then_the_longer_chain():
 
 def test_fewer_ranks_than_graphs_is_refused():
     with pytest.raises(
-        ConfigError, match=r"3 graphs run in parallel \(a, b, c\), but there are 2 ranks"
+        ConfigError, match=r"3 graphs run in parallel \(a, b, c\), but there are only 2 ranks"
     ):
         TaskScheduler(1, 2).schedule_and_assign_tasks([graph("a"), graph("b"), graph("c")])
 
@@ -178,7 +178,7 @@ def test_each_graph_has_its_group_beside_the_world():
 
 
 def test_rank_without_graph_is_refused():
-    with pytest.raises(ConfigError, match=r"ranks \[0\]; each of 0 to 1"):
+    with pytest.raises(ConfigError, match=r"ranks \[0\]; each rank from 0 to 1 needs"):
         ProcessGroupManager(2, {0: graph("a")})
 
 

@@ -224,7 +224,7 @@ NODE = "{node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}"
             "nodes: &all [{node_id: a, requires: *all}]",
             "with its aliases expanded it has more than",
         ),
-        (f"nodes: [{NODE}, {NODE}]", "node 2 (a): Pipeline 'workflow' has a node 'a' already"),
+        (f"nodes: [{NODE}, {NODE}]", "node 2 (a): Pipeline 'workflow' already has a node 'a'"),
         (
             "nodes: [{node_id: a, func: 'json:dumps', executable_ref: 'json:dumps'}]",
             "node 1 (a): 'func' and 'executable_ref'",
@@ -240,11 +240,11 @@ NODE = "{node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}"
         ),
         (
             "nodes: [{node_id: a, node_type: CUSTOM, retry_limit: -1}]",
-            "'retry_limit' must be a whole number from 0 on, and is -1",
+            "'retry_limit' must be a whole number of at least 0, but is -1",
         ),
         (
             "nodes: [{node_id: 7}]",
-            "node 1: 'node_id' must be text (quote what YAML reads as another type), and is 7",
+            "node 1: 'node_id' must be text (quote what YAML reads as another type), but is 7",
         ),
     ],
 )

@@ -166,7 +166,11 @@ def changed_camera(**values: Any) -> str:
     [
         ("meta/info.json", "{", "cannot be read"),
         ("meta/info.json", "[]", "does not hold a JSON object"),
-        ("meta/info.json", changed_info(codebase_version="v1.6"), "known are v2.1 and v3.0"),
+        (
+            "meta/info.json",
+            changed_info(codebase_version="v1.6"),
+            "known versions are v2.1 and v3.0",
+        ),
         ("meta/info.json", changed_info(features={"a": 1}), "is incomplete"),
         (
             "meta/info.json",
@@ -177,7 +181,7 @@ def changed_camera(**values: Any) -> str:
         ("meta/info.json", changed_info(data_path="{episode_index:>900000000}"), "cannot be read"),
         ("meta/info.json", changed_info(video_path="a" * 5000), "not a file inside the data set"),
         ("meta/info.json", changed_info(chunks_size=0), "is incomplete"),
-        ("meta/info.json", changed_info(fps=0), r"fps=0, it must be above 0 and at most 10000"),
+        ("meta/info.json", changed_info(fps=0), r"fps=0; it must be above 0 and at most 10000"),
         ("meta/info.json", changed_info(fps=math.inf), "fps=inf"),
         ("meta/info.json", changed_camera(shape="64"), "it must be height, width and channels"),
         (
@@ -185,7 +189,7 @@ def changed_camera(**values: Any) -> str:
             changed_camera(shape=[64, "64", 3]),
             "it must be height, width and channels",
         ),
-        ("meta/info.json", changed_camera(shape=[10**6, 10**6, 3]), "of at most 16777216 pixels"),
+        ("meta/info.json", changed_camera(shape=[10**6, 10**6, 3]), "with at most 16777216 pixels"),
         ("meta/episodes.jsonl", "{}\n", "is incomplete"),
         ("meta/episodes.jsonl", None, "cannot be read"),
         (
@@ -279,7 +283,7 @@ def test_rows_that_are_missing_are_refused(tmp_path: Path) -> None:
     folder = broken(tmp_path / "copy", file, None)
     rows = parquet.read_table(HERE / "v21" / file)
     parquet.write_table(rows.slice(0, 5), folder / file)
-    with pytest.raises(ValueError, match="has 5 frames of episode 0, of 12 frames"):
+    with pytest.raises(ValueError, match="has 5 frames for episode 0, which has 12 frames"):
         list(RobotDataSet(folder).read(cameras=[FRONT]))
     assert isinstance(rows, pyarrow.Table)
 

@@ -314,10 +314,13 @@ def picture(*, width: int = 28, height: int = 28, cut: int | None = None) -> dic
 @pytest.mark.parametrize(
     ("images", "expected"),
     [
-        ([picture(cut=900)], "a picture given by its bytes is no readable picture (image file is"),
-        (["https://a.org/b.png"], "is an address on the web; download it"),
+        (
+            [picture(cut=900)],
+            "a picture given by its bytes is not a readable picture (image file is",
+        ),
+        (["https://a.org/b.png"], "is a web address; download the picture"),
         (["b.png"], "there is no file"),
-        ([], "the prompt has <image> 1 times, and images has 0 pictures"),
+        ([], "the prompt has <image> 1 times, but images has 0 pictures"),
         ([picture(width=2, height=500)], "the model does not accept a picture given by its bytes"),
     ],
     ids=["damaged", "web", "missing", "none", "ratio"],

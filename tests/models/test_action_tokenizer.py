@@ -33,7 +33,7 @@ def test_a_discrete_space_is_its_own_tokenizer():
 
 
 def test_an_unbounded_space_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match="control_policy, which trainer=mujoco_control has"):
+    with pytest.raises(ValueError, match="control_policy, as in trainer=mujoco_control"):
         ActionTokenizer.for_space(gymnasium.spaces.Box(-np.inf, np.inf, (2,)), bins=8)
 
 

@@ -225,7 +225,7 @@ def test_missing_weights_are_not_drawn_at_random(saved):
     save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
         CheckpointError,
-        match=r"lacks 1 weights of a Qwen3ForCausalLM, the first is 'model\.norm\.weight'",
+        match=r"lacks 1 weights of a Qwen3ForCausalLM, the first of them 'model\.norm\.weight'",
     ):
         load_language_model(saved)
 

@@ -47,7 +47,9 @@ def test_a_missing_folder_is_refused_with_the_way_to_make_one(tmp_path):
 def test_a_truncated_weight_file_is_named_with_its_size(folder):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors \(1000 bytes\) is not a whole"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors \(1000 bytes\) is not a complete"
+    ):
         load_policy(folder)
 
 
@@ -75,7 +77,7 @@ def test_weights_in_several_files_read_as_from_one(folder, tmp_path):
 def test_a_file_of_several_that_is_missing_or_truncated_is_named(shards):
     last = sorted(shards.glob("model-*-of-*.safetensors"))[-1]
     last.write_bytes(last.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=rf"{last.name} \(100 bytes\) is not a whole"):
+    with pytest.raises(CheckpointError, match=rf"{last.name} \(100 bytes\) is not a complete"):
         load_policy(shards)
     last.unlink()
     with pytest.raises(

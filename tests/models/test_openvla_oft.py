@@ -367,7 +367,7 @@ def test_data_set_is_chosen_where_there_are_several(folder):
     [
         (
             spec_of(cameras=1),
-            r"reads actor_rollout_ref\.model\.options\.images=2 cameras, and environment 'robot' "
+            r"reads actor_rollout_ref\.model\.options\.images=2 cameras, but environment 'robot' "
             r"has 1",
         ),
         (spec_of(actions=4), r"has the actions of LIBERO's robot, but 'robot' has Box"),

@@ -261,7 +261,7 @@ def test_lerobot_before_05_padded_the_state_of_the_prompt():
 
 
 def test_an_instruction_that_does_not_fit_the_prompt_is_refused():
-    with pytest.raises(ConfigError, match=r"has 449 characters, but the prompt .* place for 448"):
+    with pytest.raises(ConfigError, match=r"has 449 characters, but the prompt .* room for 448"):
         make("pi05").tokenize_instruction("x" * 449)
 
 

@@ -31,7 +31,10 @@ def copied(tmp_path, kind, changes) -> Path:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"type": "smolvla"}, "describes no pi0 of LeRobot: its type is 'smolvla', expected 'pi0'"),
+        (
+            {"type": "smolvla"},
+            "does not describe a LeRobot pi0: its type is 'smolvla', expected 'pi0'",
+        ),
         ({"use_relative_actions": True}, "relative to the state"),
         ({"use_peft": True}, "merge them into the weights first"),
         ({"num_inference_steps": 0}, "num_inference_steps=0 must be a whole number"),
@@ -76,7 +79,7 @@ def test_another_models_tokenizer_is_refused(tmp_path):
     words = json.loads((folder / "tokenizer.json").read_text())
     words["model"]["vocab"]["far"] = 300
     (folder / "tokenizer.json").write_text(json.dumps(words))
-    with pytest.raises(CheckpointError, match="a token 300, and the policy knows 262"):
+    with pytest.raises(CheckpointError, match="a token 300, but the policy has 262 tokens"):
         make("pi0", folder)
 
 
@@ -138,5 +141,5 @@ def test_a_processor_that_makes_actions_relative_is_refused(tmp_path, kind):
     [step] = [s for s in content["steps"] if s["registry_name"] == "relative_actions_processor"]
     step["config"]["enabled"] = True
     file.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="the step 'relative_actions_processor'"):
+    with pytest.raises(CheckpointError, match="the unsupported step 'relative_actions_processor'"):
         make(kind, folder)

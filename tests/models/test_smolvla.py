@@ -241,7 +241,7 @@ def copied(tmp_path, changes) -> Path:
         ({"attention_mode": "linear"}, "attention_mode='linear' must be one of"),
         ({"chunk_size": "fifty"}, "chunk_size='fifty' must be a whole number"),
         ({"n_action_steps": 7}, "n_action_steps=7 is more than chunk_size"),
-        ({"input_features": {}}, "it has no observation.state"),
+        ({"input_features": {}}, "it lacks observation.state"),
         ({"output_features": {"action": 7}}, "does not give each name a type and a shape"),
         ({"max_action_dim": 6}, "action has more numbers than max_action_dim=6"),
         ({"train_expert_only": "yes"}, "train_expert_only='yes' must be true or false"),
@@ -279,7 +279,7 @@ def test_an_invalid_option_is_refused(options, told):
     ("spec", "told"),
     [
         (robot(cameras=1), "reads 2 cameras .* has 1.*env.camera=both"),
-        (robot(state=4), "reads 8 numbers of observation.state, and 'arm' has 4"),
+        (robot(state=4), "reads 8 numbers of observation.state, but 'arm' has 4"),
         (robot(actions=4), "has actions of 7 numbers"),
     ],
 )
@@ -338,7 +338,7 @@ def test_a_processor_with_a_step_that_siirl_does_not_do_is_refused(tmp_path):
     content = json.loads(file.read_text())
     content["steps"].append({"registry_name": "delta_actions", "config": {}})
     file.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="the step 'delta_actions'"):
+    with pytest.raises(CheckpointError, match="the unsupported step 'delta_actions'"):
         make(folder)
 
 

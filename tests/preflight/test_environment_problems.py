@@ -106,7 +106,7 @@ def test_a_key_that_only_text_reads_is_accepted_for_text() -> None:
         (
             TEXT,
             ["env=math", "rollout=server", f"{SERVER_KEY}.urls=['http://me:key@localhost']"],
-            f"put the token into a file and name it in {SERVER_KEY}.token_file",
+            f"put the token into a file and set {SERVER_KEY}.token_file",
         ),
         (TEXT, [*SERVER, f"{SERVER_KEY}.token_file=/no/such"], "/no/such cannot be read"),
         (

@@ -263,7 +263,7 @@ def test_an_environment_that_hangs_is_refused_and_ended(
     )
     assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
     assert (
-        "in a child process failed: no answer within 20 s. Test it alone with "
+        "in a child process failed: no answer within 20 s. Test the environment alone with "
         "envs.checker.check_env" in capsys.readouterr().err
     )
     assert f"Waiting for the constructor of {name}:Env, for at most 20 s." in caplog.text

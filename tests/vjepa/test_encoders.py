@@ -154,7 +154,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_an_encoder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no video encoder"):
+    with pytest.raises(FileNotFoundError, match="has no video encoder"):
         load_tiny(tmp_path)
 
 

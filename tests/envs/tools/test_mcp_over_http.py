@@ -119,7 +119,7 @@ def test_an_environment_calls_a_tool_at_an_address() -> None:
     [
         ({}, "either command .* or url"),
         ({"command": "a", "url": "http://a"}, "either command .* or url"),
-        ({"command": "a", "token_file": "b"}, "token_file='b' is for a server with url"),
+        ({"command": "a", "token_file": "b"}, "token_file='b' is only for a server with url"),
         ({"url": "http://a", "args": ["b"]}, "args, env and cwd are for a program"),
         ({"url": "a"}, "must be the address of an MCP server"),
         ({"url": "http://a:b@c"}, "put the token into a file"),

@@ -153,7 +153,7 @@ def test_server_that_is_silent_is_waited_for_until_its_deadline():
         "time.sleep(100)"
     )
     told = complaint([sys.executable, "-S", "-c", program], start_deadline_s=5.0)
-    assert "did not start: TimeoutError: no word from it within 5 s. " in told
+    assert "did not start: TimeoutError: it did not answer within 5 s. " in told
     assert told.endswith("The end of its standard error:\nloading a large index")
 
 
@@ -176,7 +176,7 @@ def test_server_that_dies_while_listing_tools_is_reported_with_its_standard_erro
 
     told = with_tools(play, {"command": sys.executable, "args": ["-S", str(path)]})
     assert (
-        "short_lived.py' did not tell its tools: MCPError: Connection closed. The end of its "
+        "short_lived.py' did not list its tools: MCPError: Connection closed. The end of its "
         "standard error:" in told
     )
     assert told.endswith("LookupError: the list is gone")

@@ -372,7 +372,7 @@ def test_functions_without_a_process_to_run_in_fail_the_episode(monkeypatch):
         ({"tools": [CALCULATOR, CALCULATOR]}, "Two tools are called 'calculator'"),
         ({"max_turns": 0}, "max_turns must be a whole number of at least 1"),
         ({"max_characters": 0}, "max_characters must be a whole number of at least 1"),
-        ({"max_tokens": 5}, "max_tokens and tokenizer come together"),
+        ({"max_tokens": 5}, "Set max_tokens and tokenizer together"),
         ({"tasks": ["sum-2"]}, "Did you mean 'sums-n'"),
     ],
 )
@@ -382,7 +382,7 @@ def test_argument_that_cannot_work_is_refused(arguments, sentence):
 
 
 def test_missing_tokenizer_is_reported(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"give a tokenizer\.json, or its folder"):
+    with pytest.raises(FileNotFoundError, match=r"name a tokenizer\.json or its folder"):
         make(max_tokens=5, tokenizer=str(tmp_path))
 
 
