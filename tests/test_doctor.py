@@ -45,7 +45,7 @@ def test_a_part_that_two_subjects_lack_is_reported_once(capsys: pytest.CaptureFi
     assert examine([Subject("weights", absent), Subject("memory", absent)]) == 1
     assert capsys.readouterr().out.splitlines()[:2] == [
         "missing  weights      not here. Type: make it.",
-        "missing  memory       for the reason given at weights.",
+        "missing  memory       for the same reason as weights.",
     ]
 
 

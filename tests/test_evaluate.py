@@ -215,7 +215,7 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
         ),
         (
             ("checkpoint=assets/tiny_vla", "env=math", "cluster=local"),
-            "actor_rollout_ref.model.path=assets/tiny_vla holds a tiny_vla, which acts as a robot",
+            "actor_rollout_ref.model.path=assets/tiny_vla holds a tiny_vla, which outputs robot actions",
         ),
         (
             ("checkpoint=assets/tiny_lm", "env=metaworld", "cluster=local"),

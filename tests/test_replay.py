@@ -231,7 +231,7 @@ def test_an_episode_that_cannot_be_played_is_refused_with_the_reason(
     assert json.loads(actions.read_text()) == {"actions": [[0.0]]}
     actions.unlink()
     assert main([str(run), "a/b"]) == 2
-    assert "The actions are missing of episode a/b" in capsys.readouterr().err
+    assert "The actions of episode a/b are missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

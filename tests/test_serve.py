@@ -37,7 +37,7 @@ from tests.env_server.openenv_thread import TOKEN, ServerThread
             ["env=math", "env.kwargs.a=1", "host=256.1.1.1"],
             "Cannot listen at host=256.1.1.1 port=8000 (",
         ),
-        (["env=math", "env.kwargs.a=1", f"host={64 * 'a'}"], "take an address of this machine,"),
+        (["env=math", "env.kwargs.a=1", f"host={64 * 'a'}"], "use an address of this machine,"),
         (["env=math", "token_file=/proc/token"], "Name a file in a folder that you can write"),
     ],
     ids=lambda value: str(value)[:40],

@@ -288,7 +288,7 @@ def test_a_number_out_of_range_is_refused(tmp_path, capsys, flag):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("env=math", "--noise", "0.1"), "--noise is read by warm starts of robots, and env.name"),
+        (("env=math", "--noise", "0.1"), "--noise is read by warm starts of robots, but env.name"),
         (("env=math", "--clips", "c.npz"), "--clips is read by warm starts of robots"),
         (
             ("env=math", "--demonstrations", "3"),
@@ -325,13 +325,16 @@ def test_a_policy_is_cloned_from_a_lerobot_data_set(tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["env.tasks=[button-press]"], "has no episode of the tasks button-press. It has drawer"),
-        (["--lerobot-cameras=top"], "has the cameras observation.images.front, and 'metaworld' 1"),
+        (["env.tasks=[button-press]"], "button-press. Its instructions are drawer"),
+        (
+            ["--lerobot-cameras=top"],
+            "has the cameras observation.images.front, but 'metaworld' needs 1",
+        ),
         (["--demonstrations=door-open=1"], "--demonstrations door-open=1: the tasks (env.tasks)"),
-        (["--expert=mine:expert"], "leave one of them out"),
+        (["--expert=mine:expert"], "leave one of the two out"),
         (["--lerobot=assets"], "cannot be read"),
-        (["env=libero", TWICE], "has 4 numbers of observation.state, and environment 'libero"),
-        (["env=math"], "--lerobot is read by warm starts of robots, and env.name=math has"),
+        (["env=libero", TWICE], "has 4 numbers of observation.state, but environment 'libero"),
+        (["env=math"], "--lerobot is read by warm starts of robots, but env.name=math has"),
     ],
 )
 def test_a_data_set_that_does_not_fit_is_refused(tmp_path, capsys, words, told):

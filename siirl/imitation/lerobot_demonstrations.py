@@ -81,7 +81,7 @@ def _check_features(
     if unknown or len(chosen) != needed:
         raise ConfigError(
             f"{place} has the cameras {', '.join(data.cameras) or 'none'}, but {spec.name!r} "
-            f"{needed}: name them in its order by --lerobot-cameras."
+            f"needs {needed}: name them in its order by --lerobot-cameras."
         )
     for name, size in (
         (STATE, _shape(spec, PROPRIOCEPTION)[0]),

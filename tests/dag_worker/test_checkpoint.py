@@ -412,7 +412,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path):
     )
     with pytest.raises(
         CheckpointError,
-        match=r"belongs to another model. Expected 12 tensors, found 12, of which 10 do not fit",
+        match=r"belongs to another model. Expected 12 tensors, found 12; 10 do not fit",
     ):
         manager.load(tmp_path)
     assert largest_difference(before, weights(engine)) == 0.0

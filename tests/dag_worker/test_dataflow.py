@@ -340,7 +340,7 @@ def test_a_refill_that_would_train_twice_is_refused():
         "update", passes, ["rollout"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.ACTOR
     )
     pipeline.add_node("sampling", Sampling(), ["update"], provides=[])
-    with pytest.raises(ConfigError, match="'update' before it trains"):
+    with pytest.raises(ConfigError, match="'update' trains before it"):
         Flow(pipeline).step()
 
 

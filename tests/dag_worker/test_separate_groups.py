@@ -158,7 +158,7 @@ def raises_version(batch):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("moves_index", r"prompt with index 100\d, but the running prompts have \[\d\]"),
+        ("moves_index", r"has the prompt index 100\d, but the running prompts have \[\d\]"),
         ("raises_version", "policy_version=7, which never acted on this rank"),
     ],
 )
