@@ -286,7 +286,7 @@ def _processes(cluster: ClusterArguments, trainer: TrainingArguments) -> Iterato
 def _reward(reward: RewardArguments) -> Iterator[SiirlError]:
     if reward.name in VIDEO_REWARDS and reward.encoder is None:
         yield ConfigError(
-            f"reward.encoder=null, but reward.name={reward.name} compares videos: take "
+            f"reward.encoder=null, but reward.name={reward.name} compares videos: use "
             "reward.encoder=tiny."
         )
 

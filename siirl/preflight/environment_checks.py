@@ -138,23 +138,23 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     rollout = config.actor_rollout_ref.rollout
     if config.dag.shipped_graph == SRPO:
         yield ConfigError(
-            f"pipeline={SRPO} rewards episode videos, but {env} is text without videos: take "
+            f"pipeline={SRPO} rewards episode videos, but {env} is text without videos: use "
             "pipeline=grpo, ppo or dapo."
         )
     elif sizes.needs_video(config.reward):
         yield ConfigError(
-            f"reward.name={config.reward.name} scores episodes of robots, but {env} is text: take "
+            f"reward.name={config.reward.name} scores episodes of robots, but {env} is text: use "
             "reward=success or reward=return, or custom_reward_function.name=module:function for "
             "your own function."
         )
     if model.policy != LANGUAGE_MODEL:
         yield ConfigError(
-            f"{MODEL}.policy={model.policy} acts on images, but {env} is text: take "
+            f"{MODEL}.policy={model.policy} acts on images, but {env} is text: use "
             "model=tiny_lm, or model=causal_lm with its path."
         )
     elif model.path is None:
         yield ConfigError(
-            f"{MODEL}.path=null names no language model: give a folder or a hub id, or take "
+            f"{MODEL}.path=null names no language model: give a folder or a hub id, or use "
             "model=tiny_lm."
         )
     data, budget = config.data, config.actor_rollout_ref.actor.micro_batch_tokens
@@ -185,7 +185,7 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     )
     if rollout.name not in TEXT_ENGINES:
         yield ConfigError(
-            f"{ROLLOUT}.name={rollout.name} does not generate text: take "
+            f"{ROLLOUT}.name={rollout.name} does not generate text: use "
             f"{' or '.join(f'rollout={name}' for name in TEXT_ENGINES)}."
         )
 
@@ -212,7 +212,7 @@ def _of_engine(
         )
     if rollout.mode == "async" and trainer.deterministic:
         yield ConfigError(
-            f"{ROLLOUT}.mode=async batches by arrival time, but trainer.deterministic=true: take "
+            f"{ROLLOUT}.mode=async batches by arrival time, but trainer.deterministic=true: use "
             "mode=sync."
         )
 
@@ -224,12 +224,12 @@ def _of_robots(
     model, rollout = policy.model, policy.rollout
     if model.policy == LANGUAGE_MODEL:
         yield ConfigError(
-            f"{MODEL}.policy={LANGUAGE_MODEL} generates text, but {env} needs actions: take "
+            f"{MODEL}.policy={LANGUAGE_MODEL} generates text, but {env} needs actions: use "
             f"{', '.join(f'model={name}' for name in POLICIES)}, or your own policy."
         )
     if rollout.name != ACTION_ENGINE:
         yield ConfigError(
-            f"{ROLLOUT}.name={rollout.name} generates text, but {env} needs actions: take "
+            f"{ROLLOUT}.name={rollout.name} generates text, but {env} needs actions: use "
             f"rollout={ACTION_ENGINE}."
         )
     if reward.name == REWARD_MODEL:

@@ -161,11 +161,11 @@ FUNCTIONS = Reader(
 def warmup_rows(optim: str) -> tuple[Row, ...]:
     """Rows for the warm-up keys of an optimiser."""
     flat = (
-        f"by schedules with a warm-up, not by {optim}.scheduler=constant: take "
+        f"by schedules with a warm-up, not by {optim}.scheduler=constant: use "
         "constant_with_warmup, or leave it out."
     )
     steps = (
-        f"only if {optim}.warmup_steps is null, and it is {{{optim}.warmup_steps}}: set "
+        f"only if {optim}.warmup_steps is null, but it is {{{optim}.warmup_steps}}: set "
         f"{optim}.warmup_steps=null, or leave it out."
     )
     return (

@@ -102,7 +102,7 @@ ROWS: tuple[Row, ...] = (
         ("metric", "max_refills"),
         Reader(
             in_pipelines("dapo"),
-            "by DAPO's dynamic sampling, but pipeline={dag.pipeline} has none: take "
+            "by DAPO's dynamic sampling, but pipeline={dag.pipeline} has none: use "
             "pipeline=dapo, or leave it out.",
         ),
     ),

@@ -45,7 +45,7 @@ def segment_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     place = f"{N_STEPS}={decisions}"
     if n != 1:
         yield ConfigError(
-            f"{place} continues one episode in each environment, and actor_rollout_ref.rollout."
+            f"{place} continues one episode in each environment, but actor_rollout_ref.rollout."
             f"n={n} asks for {n} of each start state: set n=1, and data.train_batch_size to the "
             "number of environments."
         )

@@ -40,7 +40,7 @@ def _of_settings(server: ServerArguments, trainer: TrainingArguments) -> Iterato
         )
     if trainer.deterministic:
         yield ConfigError(
-            f"{ROLLOUT}.name=server batches by arrival time, but trainer.deterministic=true: take "
+            f"{ROLLOUT}.name=server batches by arrival time, but trainer.deterministic=true: use "
             "rollout=hf."
         )
     for url in server.urls:

@@ -87,7 +87,7 @@ class UnchangedWeights:
         return (
             f"An update was applied (learning rate {rate:.2g}, gradient norm {norm:.2g}), but no "
             "weight of the acting policy changed: the update is smaller than the weights' "
-            "rounding. Raise actor_rollout_ref.actor.optim.lr, or take "
+            "rounding. Raise actor_rollout_ref.actor.optim.lr, or use "
             "actor_rollout_ref.model.dtype=float32. If the model is your own, check that its "
             "parameters require gradients."
         )

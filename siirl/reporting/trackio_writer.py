@@ -42,7 +42,7 @@ class TrackioWriter(RunWriter):
                 )
         except (ValueError, OSError) as error:
             raise ConfigError(
-                f"trainer.logger=trackio: {error} Correct trainer.project_name, or take "
+                f"trainer.logger=trackio: {error} Correct trainer.project_name, or use "
                 "trainer.logger=[console,tensorboard]."
             ) from error
 

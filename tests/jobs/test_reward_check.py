@@ -104,7 +104,7 @@ def test_the_shipped_policy_is_checked(tmp_path: Path, capsys: pytest.CaptureFix
         (("checkpoint=assets/tiny_lm", "env=math"), "compares robots' failures, but env=math is"),
         ((*CHECK, "reward.encoder=assets/tiny_lm"), "reward.encoder=assets/tiny_lm cannot be load"),
         ((*CHECK, "reward.demonstrations=README.md"), "README.md holds no clips"),
-        (("checkpoint=assets/vjepa_tiny",), "describes no policy of siirl: name the folder of"),
+        (("checkpoint=assets/vjepa_tiny",), "does not describe a siirl policy: name the folder of"),
         (("checkpoint=README.md",), "README.md: this is a file. Give a policy folder"),
     ],
     ids=[

@@ -253,7 +253,7 @@ def test_all_faults_are_reported_together() -> None:
     message = refusal(
         "trainer.nnodes=-1", "env.image_size=big", "actor_rollout_ref.model.dtype=int8"
     )
-    assert message.startswith("3 things cannot work:")
+    assert message.startswith("3 problems:")
     assert all(
         place in message
         for place in ("trainer.nnodes", "env.image_size", "actor_rollout_ref.model.dtype")

@@ -13,7 +13,7 @@ from siirl.params.paths import fault_of_path, find
 from siirl.reporting.jsonl import read_rows
 
 LONG = 300 * "a"
-TOO_LONG = "has a file name of 300 bytes, and 255 is the most"
+TOO_LONG = "has a file name of 300 bytes, but at most 255 are allowed"
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ TOO_LONG = "has a file name of 300 bytes, and 255 is the most"
     [
         (LONG, TOO_LONG),
         (f"a/{100 * '字'}/b", TOO_LONG),  # three bytes each in UTF-8
-        ("/".join(50 * [100 * "a"]), "has a path of 5049 bytes, and 4095 is the most"),
+        ("/".join(50 * [100 * "a"]), "has a path of 5049 bytes, but at most 4095 are allowed"),
         ("a\0b", "has a NUL character"),
         ("~no_such_user/runs", "names the home of a user who does not exist"),
     ],

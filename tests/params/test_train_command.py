@@ -39,7 +39,7 @@ def train(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("words", "expected"),
     [
         (["trainer.total_step=3"], "Did you mean 'trainer.total_steps'?"),
-        (["data.train_batch_size=-1", "env.tasks=[1.5]"], "2 things cannot work"),
+        (["data.train_batch_size=-1", "env.tasks=[1.5]"], "2 problems"),
         (
             ["pipeline=grpo", "env.tasks=[drawer-opne]", "actor_rollout_ref.model.path=null"],
             "Did you mean 'drawer-open'?",
@@ -224,7 +224,7 @@ def test_a_run_of_another_model_is_refused_with_its_own_configuration(
     assert main(["--plan", *GYM, f"trainer.resume={three_steps}"]) == REFUSED
     assert (
         f"trainer.resume={three_steps}: that run has actor_rollout_ref.model.policy=causal_lm, "
-        "and this job tiny_vla. Repeat the words of its command, or add --config "
+        "but this job has tiny_vla. Repeat the words of its command, or add --config "
         f"{three_steps}/config.yaml." in capsys.readouterr().err
     )
 

@@ -110,7 +110,7 @@ def test_agents_are_checked_by_the_rules_of_their_domain(chains):
             "{0:{},1:{}}",
             ["rollout=server", "actor_rollout_ref.rollout.server.urls=[http://127.0.0.1:8100]"],
             "agents.1: actor_rollout_ref.rollout.server.urls has http://127.0.0.1:8100, which "
-            "agents.0 names too: a server holds one policy",
+            "agents.0 also names: a server holds one policy",
         ),
         ("{0:{},1:{env:nowhere}}", [], "nowhere"),
         (

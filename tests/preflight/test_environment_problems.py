@@ -123,9 +123,9 @@ def test_a_key_that_only_text_reads_is_accepted_for_text() -> None:
         (
             spec(),
             ["model=tiny_lm"],
-            "model.policy=causal_lm generates text, and env=metaworld needs actions",
+            "model.policy=causal_lm generates text, but env=metaworld needs actions",
         ),
-        (spec(), ["rollout=hf"], "rollout.name=hf generates text, and env=metaworld needs actions"),
+        (spec(), ["rollout=hf"], "rollout.name=hf generates text, but env=metaworld needs actions"),
     ],
 )
 def test_settings_of_the_other_domain_are_refused(

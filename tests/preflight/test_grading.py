@@ -102,7 +102,7 @@ def test_an_evaluation_uses_a_reward_only_where_rows_may_be_ungraded(words, name
     [
         (
             ["pipeline=grpo", "env.kwargs={ungraded: true}"],
-            "env.kwargs.ungraded=true uses rows that the environment cannot grade, and "
+            "env.kwargs.ungraded=true uses rows that the environment cannot grade, but "
             "reward.name=success",
         ),
         (
@@ -111,7 +111,7 @@ def test_an_evaluation_uses_a_reward_only_where_rows_may_be_ungraded(words, name
         ),
         (
             [FILES, OWN, "pipeline=grpo", "algorithm.filter.success_high=0.9"],
-            "and algorithm.filter.success_low=0.0, success_high=0.9 need its grades",
+            "but algorithm.filter.success_low=0.0, success_high=0.9 need its grades",
         ),
     ],
 )

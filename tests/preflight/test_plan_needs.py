@@ -128,7 +128,7 @@ def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments()
     cart_pole = one_line(render(plan_of(["env=gymnasium", "env.id=CartPole-v1"])))
     assert "time the estimate is printed after the first step" in cart_pole
     bounded = plan_of(["env=gymnasium", "env.id=CartPole-v1", "trainer.max_minutes=6"])
-    assert "time at most 6 minutes of training; an estimate" in one_line(render(bounded))
+    assert "time at most 6 minutes of training; the estimate" in one_line(render(bounded))
 
 
 def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones(
@@ -146,7 +146,7 @@ def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones
     large.mkdir()
     save_file({"weight": np.zeros(6_000_000, np.float16)}, large / "model.safetensors")
     plan = plan_of([f"actor_rollout_ref.model.path={large}"])
-    assert "measured over the first step" in one_line(render(plan))
+    assert "the estimate is printed after the first step" in one_line(render(plan))
 
 
 def test_time_of_answers_to_prompts_of_files_is_not_made_up() -> None:

@@ -55,7 +55,7 @@ def test_the_preset_is_sound():
         ),
         (
             ["data.train_batch_size=24"],
-            "in each of data.train_batch_size=24 environments, 24 on a rank, which has 16: raise "
+            "in each of data.train_batch_size=24 environments: 24 on a rank, but a rank has 16: raise "
             "env.envs_per_server=8 or env.num_servers=2",
         ),
         (

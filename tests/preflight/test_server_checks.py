@@ -51,7 +51,7 @@ def test_a_sound_server_has_no_problem(place: tuple[Faults, str]) -> None:
     [
         ({MODELS: Response(status_code=401)}, [], "HTTP 401: name the file"),
         ({RPC: Response(status_code=404)}, [], "needs VLLM_SERVER_DEV_MODE=1"),
-        ({}, ["data.max_response_length=5000"], "ends at 4096 tokens"),
+        ({}, ["data.max_response_length=5000"], "is limited to 4096 tokens"),
         ({}, ["actor_rollout_ref.model.dtype=bfloat16"], "start it with --dtype bfloat16"),
     ],
 )

@@ -46,7 +46,7 @@ def unread(parsed: Parsed) -> list[str]:
         ),
         (
             f"env=libero model=smolvla {ROLLOUT}.noise_correlation=0.8",
-            f"{ROLLOUT}.noise_correlation=0.8 is read by policies that draw numbers for executed",
+            f"{ROLLOUT}.noise_correlation=0.8 is read by policies that draw numbers only for executed",
         ),
         (
             f"{ACTOR}.target_kl=0.01 {ACTOR}.ppo_epochs=1 {ACTOR}.ppo_mini_batch_size=12",
@@ -66,17 +66,17 @@ def unread(parsed: Parsed) -> list[str]:
         ),
         (
             "env=math pipeline=grpo env.tasks=[sums-3] data.train_files=[train.jsonl]",
-            "env.tasks=[sums-3] is read by environments that generate or choose questions, and",
+            "env.tasks=[sums-3] is read by environments that generate or choose questions, but",
         ),
         (
             "env=math pipeline=grpo env.kwargs.wording=words data.train_files=[train.jsonl]",
             "env.kwargs.wording=words is read by generators of questions, but here "
-            "data.train_files has the questions: leave one of the two out.",
+            "the questions come from data.train_files: leave one of the two out.",
         ),
         (
             "env=sandbox pipeline=grpo env.kwargs.num_tests=20 env.kwargs.files=[a.jsonl]",
             "env.kwargs.num_tests=20 is read by generators of questions, but here "
-            "env.kwargs.files has",
+            "the questions come from env.kwargs.files",
         ),
         (
             "trainer.project_name=mine",
@@ -206,15 +206,15 @@ def unread(parsed: Parsed) -> list[str]:
         ),
         (
             "trainer.val_episodes=0 trainer.val_samples=4",
-            "trainer.val_samples=4 is read by evaluations, which trainer.val_episodes=0",
+            "trainer.val_samples=4 is read by evaluations, but trainer.val_episodes=0",
         ),
         (
             "trainer.val_episodes=0 trainer.val_before_train=true",
-            "trainer.val_before_train=true is read by evaluations, which trainer.val_episodes=0",
+            "trainer.val_before_train=true is read by evaluations, but trainer.val_episodes=0",
         ),
         (
             "trainer.val_episodes=0 trainer.test_freq=3",
-            "trainer.test_freq=3 is read by evaluations, which trainer.val_episodes=0",
+            "trainer.test_freq=3 is read by evaluations, but trainer.val_episodes=0",
         ),
         (
             "trainer.val_episodes=0 trainer.record_val_episodes=3",

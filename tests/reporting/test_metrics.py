@@ -200,7 +200,7 @@ def test_a_metric_of_the_users_own_is_reduced_as_declared(own_metrics: None) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("jerk", "area/name"), ("env/steps", "declared already")]
+    ("name", "message"), [("jerk", "area/name"), ("env/steps", "already declared")]
 )
 def test_a_bad_declaration_is_refused(own_metrics: None, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
