@@ -95,7 +95,7 @@ def test_one_question_about_two_pictures_is_two_questions():
     [
         (["gone.png"], "<image>?", r"there is no file .*gone\.png"),
         ([{"bytes": "AAAA"}], "<image>?", "is not a readable picture; known formats: PNG"),
-        ([{"bytes": "?"}], "<image>?", "no base64"),
+        ([{"bytes": "?"}], "<image>?", "not base64"),
         (["notes.txt"], "<image>?", r"notes\.txt is not a readable picture"),
         (["cut.png"], "<image>?", r"cut\.png is not a readable picture"),
         (["huge.png"], "<image>?", "has 9000 x 9000 pixels"),
@@ -103,7 +103,7 @@ def test_one_question_about_two_pictures_is_two_questions():
         (["ok.png"], "<image> or <image>?", "<image> 2 times, but images has 1"),
         (["ok.png"], "How many?", "<image> 0 times, but images has 1"),
         ([], "<image>?", "<image> 1 times, but images has 0"),
-        (["https://example.org/a.png"], "<image>?", "download it"),
+        (["https://example.org/a.png"], "<image>?", "download the picture"),
         ([7], "<image>?", "a picture must be a path, bytes"),
         (["ok.png"], "<image>or<|image_pad|>?", "the model's own picture token"),
     ],

@@ -24,7 +24,7 @@ def test_nodes_are_chained():
 
 
 def test_id_can_be_used_once():
-    with pytest.raises(ConfigError, match="has a node 'a' already"):
+    with pytest.raises(ConfigError, match="already has a node 'a'"):
         Pipeline("p").add_node("a", passes).add_node("a", passes)
 
 

@@ -91,7 +91,7 @@ def test_empty_graph_is_refused():
 
 def test_id_can_be_used_once():
     graph = graph_of(a=[])
-    with pytest.raises(ConfigError, match="has a node 'a' already"):
+    with pytest.raises(ConfigError, match="already has a node 'a'"):
         graph.add_node(node("a"))
 
 

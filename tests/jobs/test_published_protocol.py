@@ -240,7 +240,7 @@ def test_tables_say_where_fixtures_stand_and_how_images_differ_from_the_official
     fast = parse_config(["env=libero", "env.image_size=128", "env.render_quality=fast"])
     placed, *others = conditions(fast.env, notice="stand-ins").split("; ")
     assert placed.startswith(
-        "fixtures of initial state i stand where the official loop (env.seed(0)"
+        "fixtures of initial state i stand as in episode i of the official loop (env.seed(0)"
     )
     assert others == ["images of 128 pixels, fast", "the official ones have 256, full", "stand-ins"]
     full = parse_config(["env=libero", "env.image_size=256", "env.render_quality=full"])

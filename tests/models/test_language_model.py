@@ -214,7 +214,7 @@ def test_a_cut_file_of_several_in_the_hubs_cache_is_named_and_what_is_to_be_dele
     with pytest.raises(CheckpointError) as refused:
         load_language_model(snapshot)
     assert f"{last} (" in str(refused.value)
-    assert f"delete {last.resolve()}, so that it is downloaded again" in str(refused.value)
+    assert f"delete {last.resolve()}, and it is downloaded again" in str(refused.value)
 
 
 def test_missing_weights_are_not_drawn_at_random(saved):

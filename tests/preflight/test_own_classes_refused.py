@@ -56,7 +56,7 @@ class Env(StillEnv):
 """
 CHANGED = "self.spec = dataclasses.replace(still.spec"
 FLOOD = "flood("
-SOMETHING_ELSE = "with something else"
+SOMETHING_ELSE = "returned something else"
 NUMBERS = itertools.count()
 
 
@@ -219,21 +219,21 @@ def test_an_environment_that_cannot_be_made_is_refused(
             "self.spec = still.spec; vars(self.spec)['tasks'] = None",
             "EnvSpec.tasks must be a tuple of at least one",
         ),
-        (f"{FLOOD}b'garbage\\n')", f"{SOMETHING_ELSE} than a result: b'garbage"),
-        (f"{FLOOD}b'7\\n')", SOMETHING_ELSE),
-        (f'{FLOOD}b\'{{"raised": "x"}}\\n\')', f"answered {SOMETHING_ELSE} (x)"),
-        (f"{FLOOD}b'{{\"result\": 7}}\\n')", f"answered {SOMETHING_ELSE} (7)"),
+        (f"{FLOOD}b'garbage\\n')", "returned something other than a result: b'garbage"),
+        (f"{FLOOD}b'7\\n')", "returned something other than a result"),
+        (f'{FLOOD}b\'{{"raised": "x"}}\\n\')', f"{SOMETHING_ELSE} (x)"),
+        (f"{FLOOD}b'{{\"result\": 7}}\\n')", f"{SOMETHING_ELSE} (7)"),
         (
             f'{FLOOD}b\'{{"result": {{"spec": "AAAA"}}}}\\n\')',
-            f"answered {SOMETHING_ELSE} (Error -3 while decompressing",
+            f"{SOMETHING_ELSE} (Error -3 while decompressing",
         ),
         (
             f'{FLOOD}b\'{{"result": {{"spec": "eAFzdHR0BAACjgEF"}}}}\\n\')',
-            f"answered {SOMETHING_ELSE} (UnpicklingError",
+            f"{SOMETHING_ELSE} (UnpicklingError",
         ),
         (
             f'{FLOOD}b\'{{"result": {{"spec": "eAFrYPFm1wMAA7IBBQ=="}}}}\\n\')',
-            f"answered {SOMETHING_ELSE} (an object of type int)",
+            f"{SOMETHING_ELSE} (an object of type int)",
         ),
         (
             "raise type('Odd', (Exception,), {})('no base of ours')",
@@ -263,7 +263,7 @@ def test_an_environment_that_hangs_is_refused_and_ended(
     )
     assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
     assert (
-        "in a child process failed: no answer within 20 s. Test the environment alone with "
+        "in a child process failed: no answer within 20 s. Test it alone with "
         "envs.checker.check_env" in capsys.readouterr().err
     )
     assert f"Waiting for the constructor of {name}:Env, for at most 20 s." in caplog.text
