@@ -283,5 +283,5 @@ def test_the_log_prob_of_tokens_is_that_of_their_random_steps_given_unseen_numbe
 @pytest.mark.parametrize("kind", [FlowSDE, FlowNoise])
 def test_unseen_numbers_cannot_be_cloned(kind):
     values = torch.zeros(2, TOKENS)
-    with pytest.raises(ConfigError, match="2 numbers beside the 3 of a chunk"):
+    with pytest.raises(ConfigError, match="2 numbers besides the 3 of a chunk"):
         with_unseen(kind, 2).imitation_loss(values, generator=torch.Generator())

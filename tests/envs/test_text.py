@@ -54,7 +54,11 @@ def test_every_short_text_is_an_action(text):
 
 @pytest.mark.parametrize(
     ("action", "sentence"),
-    [(7, "a str, got int"), (None, "got NoneType"), ("x" * 11, "may have 10 characters .*got 11")],
+    [
+        (7, "a str, got int"),
+        (None, "got NoneType"),
+        ("x" * 11, "may have at most 10 characters .*got 11"),
+    ],
 )
 def test_everything_else_is_refused(action, sentence):
     assert not SPEC.action_space.contains(action)

@@ -220,8 +220,8 @@ def test_a_skipped_model_counts_nothing():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"rollout": 2, "train": 1}, "dag.groups={rollout: 2, train: 1} needs 3 ranks, and"),
-        ({"rollout": 4, "train": None}, "{rollout: 4, train: null} needs at least 5 ranks, and"),
+        ({"rollout": 2, "train": 1}, "dag.groups={rollout: 2, train: 1} needs 3 ranks, but"),
+        ({"rollout": 4, "train": None}, "{rollout: 4, train: null} needs at least 5 ranks, but"),
     ],
 )
 def test_numbers_that_do_not_add_up_are_refused(given, sentence):

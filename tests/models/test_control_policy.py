@@ -160,12 +160,14 @@ def test_pictures_and_states_are_seen_together():
 
 
 def test_pictures_too_small_for_the_convolutions_are_refused():
-    with pytest.raises(ValueError, match="images of 32 x 32 pixels, and control_policy needs 36"):
+    with pytest.raises(ValueError, match="images of 32 x 32 pixels, but control_policy needs 36"):
         make_control_policy(spec(DISCRETE, images=(32, 32)), None)
 
 
 def test_several_tasks_need_a_policy_that_reads():
-    with pytest.raises(ValueError, match="has 2 tasks, and control_policy reads no instruction"):
+    with pytest.raises(
+        ValueError, match="has 2 tasks, but control_policy does not read the instruction"
+    ):
         make_control_policy(spec(DISCRETE, tasks=("reach", "push")), None)
 
 

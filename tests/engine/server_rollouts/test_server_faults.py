@@ -35,12 +35,12 @@ BAD = {
     "vLLM's floor": (answer([49], [-9999.0]), "the log-prob of token 0 is -9999.0"),
     "above 0": (answer([49], [0.5]), "the log-prob of token 0 is 0.5"),
     "text": (answer([49], ["-1"]), "the log-prob of token 0 is '-1'"),
-    "fewer log-probs": (answer([49, 50], [-1.0]), "it has 2 tokens and 1 log-probs"),
+    "fewer log-probs": (answer([49, 50], [-1.0]), "it has 2 tokens but 1 log-probs"),
     "no log-probs": (answer([49], None), r"it lacks `logprobs\.token_logprobs`"),
     "another model": (answer([4900], [-1.0]), "token 0 is 4900, .* has another model"),
     "an older vLLM": (answer(None, [-1.0]), "it lacks `token_ids`"),
     "no tokens": (answer([], []), "it has no token"),
-    "too many tokens": (answer([49] * 9, [-1.0] * 9, "length"), "it has 9 tokens, and at most 8"),
+    "too many tokens": (answer([49] * 9, [-1.0] * 9, "length"), "it has 9 tokens, but at most 8"),
     "a shorter limit": (answer([49], [-1.0], "length"), "cut after 1 of 8 tokens"),
     "another reason": (answer([49], [-1.0], "error"), "finish_reason='error' is not one of"),
     "another form": (JSONResponse({"text": "4"}), "it lacks `choices`"),
@@ -164,12 +164,12 @@ def started(url: str, **options: Any) -> None:
         (
             "/collective_rpc",
             JSONResponse({"results": [{"protocol": 7, "siirl": "9.0"}]}),
-            r"has siirl 9\.0 \(protocol 7\), and this run has protocol 2: install the same",
+            r"has siirl 9\.0 \(protocol 7\), but this run has protocol 2: install the same",
         ),
         (
             "/collective_rpc",
             JSONResponse({"results": [{"protocol": 2, "dtype": "bfloat16"}]}),
-            "computes in bfloat16, and the run in float32: start it with --dtype float32",
+            "computes in bfloat16, but the run computes in float32: start it with --dtype float32",
         ),
     ],
 )
@@ -201,7 +201,7 @@ def test_the_page_names_the_protocol_that_is_compared() -> None:
 
 
 def test_a_server_for_shorter_texts_is_refused(url: str) -> None:
-    with pytest.raises(RunFailed, match=r"ends at 128 tokens.*--max-model-len 300"):
+    with pytest.raises(RunFailed, match=r"is limited to 128 tokens.*--max-model-len 300"):
         started(url, longest_text=300)
 
 

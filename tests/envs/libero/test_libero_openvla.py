@@ -117,7 +117,7 @@ def test_statistics_of_a_checkpoint_are_read_by_suite(tmp_path):
         read_statistics(tmp_path)
     with pytest.raises(
         ValueError,
-        match=r"knows libero_goal_no_noops, libero_object, and none of 10, libero_10_no_noops",
+        match=r"knows libero_goal_no_noops, libero_object, but none of 10, libero_10_no_noops",
     ):
         read_statistics(tmp_path, data="10")
 

@@ -95,18 +95,18 @@ def test_all_tasks_of_all_chosen_suites_by_default():
         (
             "goal+object",
             ["3"],
-            r"Task number '3' is of which suite\? Write goal/3 .*, or tasks=null for all tasks of them",
+            r"Task number '3' names no suite: write goal/3 .*, or tasks=null for all tasks of them",
         ),
         (
             "goal",
             ["object/3"],
-            r"Task 'object/3' is of suite 'object', and the suite of this environment is goal: write suite=goal\+object",
+            r"Task 'object/3' is of suite 'object', but the suite of this environment is goal: write suite=goal\+object",
         ),
         ("goal", ["7", "turn_on_the_stove"], "has a task twice"),
         (
             "goal",
             [],
-            r"one or more LIBERO tasks, got an empty one; null takes all tasks of the suite",
+            r"one or more LIBERO tasks, got an empty one; null selects all tasks of the suite",
         ),
         ("goal", "turn_on_the_stove", "must be a list"),
     ],

@@ -89,7 +89,7 @@ def test_several_agents_answer_the_same_question_and_are_graded_apart():
 
 
 def test_answers_of_the_wrong_number_are_refused():
-    with pytest.raises(ValueError, match="list of 2 texts, one an agent"):
+    with pytest.raises(ValueError, match="list of 2 texts, one per agent"):
         play(MathEnv(num_agents=2), ["1"])
 
 
@@ -212,7 +212,8 @@ def test_file_that_is_written_anew_is_read_anew(tmp_path):
 def test_split_of_a_file_without_rows_is_reported(tmp_path):
     file = file_of(tmp_path / "rows.jsonl", count=2)
     with pytest.raises(
-        ValueError, match=r"None of the 1 rows of 'source 0' is a heldout one at heldout_share=0\.0"
+        ValueError,
+        match=r"None of the 1 rows of 'source 0' is in the split heldout at heldout_share=0\.0",
     ):
         play(MathEnv(files=file, heldout_share=0.0), options={"split": "heldout"})
 
@@ -220,7 +221,8 @@ def test_split_of_a_file_without_rows_is_reported(tmp_path):
 def test_ungradable_row_of_a_file_is_reported_with_its_place(tmp_path):
     file = file_of(tmp_path / "rows.jsonl", count=1, style="model")
     with pytest.raises(
-        ValueError, match=r"rows\.jsonl, line 1: .*'model' is not graded here.*Correct the row"
+        ValueError,
+        match=r"rows\.jsonl, line 1: .*'model' is not graded here.*Correct or remove the row",
     ):
         play(MathEnv(files=file, heldout_share=0.0))
 

@@ -319,7 +319,7 @@ def test_an_environment_without_a_server_is_refused_at_once() -> None:
     [
         (HTTPStatus.UNAUTHORIZED, "refuses the token .status 401.: set env.kwargs.token_file"),
         (HTTPStatus.FOUND, "is not an OpenEnv server.*answers with status 302"),
-        (HTTPStatus.NOT_FOUND, "publishes no schema of actions.*env.kwargs.action_field"),
+        (HTTPStatus.NOT_FOUND, "publishes no action schema.*env.kwargs.action_field"),
     ],
 )
 def test_a_server_that_gives_no_schema_is_refused(status: HTTPStatus, sentence: str) -> None:

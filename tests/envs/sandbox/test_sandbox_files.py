@@ -89,7 +89,7 @@ def test_pickle_that_would_call_something_is_refused(tmp_path):
             return os.mkdir, (str(tmp_path / "called"),)
 
     with pytest.raises(
-        ValueError, match=r"line 1: private_test_cases are neither .* it wants .*mkdir"
+        ValueError, match=r"line 1: private_test_cases are neither .* it needs .*mkdir"
     ):
         read_problems(write(tmp_path / "a.jsonl", LIVE | {"private_test_cases": packed(Call())}))
     assert not (tmp_path / "called").exists()
@@ -125,7 +125,7 @@ def test_problems_that_cannot_be_judged_are_left_out_and_counted(tmp_path):
         ([{"prompt": "?"}], "has no column"),
         ([APPS, {"question": "?"}], "line 2: column 'input_output' is missing"),
         ([APPS | {"question": " "}], "line 1: the question must be text"),
-        ([APPS | {"input_output": "{"}], "line 1: .*Correct the row"),
+        ([APPS | {"input_output": "{"}], "line 1: .*Correct or remove the row"),
         ([APPS | {"input_output": ""}], "no problem that can be judged"),
         ([LIVE | {"private_test_cases": "!"}], "line 1: private_test_cases are neither JSON nor"),
         ([LIVE | {"private_test_cases": "{}"}], "line 1: private_test_cases must be a list"),
@@ -168,7 +168,9 @@ def test_splits_of_a_file_are_disjoint_and_complete(tmp_path):
 
 def test_split_or_task_that_a_file_lacks_is_reported(tmp_path):
     file = write(tmp_path / "a.jsonl", APPS)
-    with pytest.raises(ValueError, match="None of the 1 problems of 'apps' is a heldout one"):
+    with pytest.raises(
+        ValueError, match="None of the 1 problems of 'apps' is in the split heldout"
+    ):
         FileProblems([file], tasks=None, heldout_share=0.0).draw("apps", split="heldout", seed=0)
     with pytest.raises(ValueError, match="has the data_source 'other'; there are: apps"):
         FileProblems([file], tasks=["other"], heldout_share=0.0)

@@ -138,7 +138,7 @@ def test_missing_walls_are_noticed():
     """The same attempts without isolation, where most get through."""
     with pytest.raises(
         RuntimeError,
-        match=r"does not hold here\. In it a program can: .*read /etc/passwd; list /proc",
+        match=r"does not isolate programs on this machine\. A program in it can: .*read /etc/passwd; list /proc",
     ) as refusal:
         check_isolation(NoIsolation(), SMALL)
     assert "open a socket" in str(refusal.value)
@@ -150,7 +150,7 @@ def test_one_missing_wall_is_noticed(small, monkeypatch):
     monkeypatch.setattr(
         isolation, "syscall_filter", lambda: struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)
     )
-    with pytest.raises(RuntimeError, match="does not hold here") as refusal:
+    with pytest.raises(RuntimeError, match="does not isolate programs") as refusal:
         check_isolation(Bubblewrap(SMALL), SMALL)
     assert "open a socket" in str(refusal.value)
     assert "read /etc/passwd" not in str(refusal.value)
