@@ -192,7 +192,7 @@ def test_prompts_that_may_be_longer_than_the_model_are_refused_with_both_lengths
     assert status == REFUSED
     assert (
         "data.max_prompt_length=4000 + data.max_response_length=64 = 4064 tokens, but the model's "
-        "context has 2048: make them smaller" in said
+        "context has 2048: reduce them by" in said
     )
 
 
