@@ -51,7 +51,7 @@ TEN_STEPS = (
     *("env=metaworld", "env.tasks=[drawer-open]", "env.max_episode_steps=10", "cluster=local"),
     *("env.num_servers=1", "env.envs_per_server=1", "trainer.val_episodes=1"),
 )
-GRACE = "siirl: SIGINT ends this within trainer.grace_s=25 s; a second one at once\n"
+GRACE = "siirl: SIGINT ends the run within trainer.grace_s=25 s; a second signal ends it at once\n"
 FIRST_SECONDS = {
     "train": ("torch", "--plan", "env=metaworld"),
     "evaluate": ("torch", "checkpoint=assets/tiny_vla"),

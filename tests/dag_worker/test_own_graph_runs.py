@@ -127,7 +127,7 @@ def insatiable(batch: TensorDict) -> NodeOutput:
     ("function", "words", "sentence"),
     [
         (narrow, (), r"differ in width: .*'response_mask': 3,.*\(while .*'mine'"),
-        (without_rows, (), r"batch_size=\[\], which does not name .*\(while .*'mine'"),
+        (without_rows, (), r"batch_size=\[\], which is not its number of rows.*\(while .*'mine'"),
         (insatiable, (), "Node 'mine' still requests more prompts after 4 refills in step 1"),
         (insatiable, ("algorithm.filter.max_refills=1",), "max_refills=1 permits no more"),
     ],

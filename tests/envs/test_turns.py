@@ -41,7 +41,7 @@ class TakesAnyTurn(RelayEnv):
     ("env", "sentence"),
     [
         (NobodyActs, "no agent acts, but the episode has not ended"),
-        (TakesAnyTurn, "step without an action of who acts must raise ValueError"),
+        (TakesAnyTurn, "step without an action of an acting agent must raise ValueError"),
         (EarlyRewardEnv, "before its first action"),
     ],
 )

@@ -19,7 +19,7 @@ def rows() -> dict[str, Row]:
 
 def test_a_crash_is_a_failed_row_that_keeps_its_figures(rows: dict[str, Row]) -> None:
     row = rows["dies"]
-    assert (row.status, row.reason) == ("failed", "its process died of SIGSEGV")
+    assert (row.status, row.reason) == ("failed", "its process was killed by SIGSEGV")
     assert row.figures == {"so_far": 1}
 
 

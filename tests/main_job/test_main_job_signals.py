@@ -98,7 +98,7 @@ def test_a_second_signal_ends_a_run_at_once(start_run) -> None:
     run.process.send_signal(signal.SIGTERM)
     run.wait_until(
         lambda: (
-            "siirl: SIGTERM ends this within trainer.grace_s=600 s; a second one at once\n"
+            "siirl: SIGTERM ends the run within trainer.grace_s=600 s; a second signal ends it at once\n"
             in run.text
         )
     )

@@ -268,7 +268,7 @@ UNANSWERED = row(3, reward_model={"style": "rule", "ground_truth": None})
             [*map(row, range(20))],
             ["data.max_prompt_length=3"],
             "Every training prompt is longer than data.max_prompt_length=3 tokens (the shortest "
-            "has 4): raise it, or take",
+            "has 4): raise it, or use",
         ),
     ],
     ids=["no ground truth", "all too long"],
@@ -357,9 +357,8 @@ def test_a_plan_says_how_many_rows_it_read(
         ("not_callable", "not_callable is of type int and cannot be called."),
         (
             "takes_other_things",
-            "it is called with (data_source, solution_str, ground_truth, extra_info), which its "
-            "signature does not take: "
-            "missing a required argument: 'batch'.",
+            "its signature does not accept the arguments (data_source, solution_str, ground_truth, "
+            "extra_info): missing a required argument: 'batch'.",
         ),
     ],
 )

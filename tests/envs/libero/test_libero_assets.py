@@ -81,7 +81,10 @@ def test_download_that_breaks_off_ends_with_stand_ins_and_is_reported(
     with local_hub(own_folder, breaks_at=STUDY) as (address, _):
         broken = automatic_choice(HF_ENDPOINT=address)
     assert broken.stdout == "stand-in\n"
-    assert "LIBERO's assets could not be had from the hub (peer closed connection" in broken.stderr
+    assert (
+        "LIBERO's assets could not be downloaded from the hub (peer closed connection"
+        in broken.stderr
+    )
     later = automatic_choice(HF_HUB_OFFLINE="1")
     assert f"The folder {tmp_path}/libero/assets lacks {STUDY}" in later.stderr
 

@@ -148,7 +148,7 @@ def test_states_that_do_not_fit_the_model_are_refused(simulator, stand_ins, monk
     monkeypatch.setattr(LiberoTask, "initial_states", property(lambda task: other))
     with pytest.raises(
         ValueError,
-        match=r"have 79 numbers and its model has 110 \(time, 58 positions, 51 velocities\): the assets in .*Get them by: hf download",
+        match=r"have 79 numbers but its model has 110 \(time, 58 positions, 51 velocities\): the assets in .*Get them by: hf download",
     ):
         type(simulator)(simulator.task, stand_ins)
 
