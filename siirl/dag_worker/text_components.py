@@ -334,7 +334,7 @@ def check_engine_shows_pictures(policy: ActorRolloutRefArguments) -> None:
     engine, path = policy.rollout.name, policy.model.path
     if engine != "hf" and path is not None and picture_model_config(source_of(path)) is not None:
         raise ConfigError(
-            f"actor_rollout_ref.rollout.name={engine} does not pass images to the model, but "
+            f"actor_rollout_ref.rollout.name={engine} does not pass pictures to the model, but "
             f"actor_rollout_ref.model.path={path} is a vision-language model: set rollout=hf."
         )
 

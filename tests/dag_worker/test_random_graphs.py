@@ -279,7 +279,7 @@ def in_two_groups(seed):
     return "joined" if joined else "same"
 
 
-CUTS = ("there is one buffer", "reads", "gets the prompts", "belongs to it", "in place")
+CUTS = ("only one buffer", "reads", "gets the prompts", "belongs to it", "in place")
 
 
 def run_parts(steps):

@@ -64,5 +64,5 @@ def test_an_engine_without_pictures_is_refused_before_the_start(engine, job, tmp
 
     config = parse_config([argument for argument in job if "_files" not in argument])
     config.actor_rollout_ref.rollout.name = engine
-    with pytest.raises(ConfigError, match=f"name={engine} passes no pictures.*set rollout=hf"):
+    with pytest.raises(ConfigError, match=f"name={engine} does not pass pictures.*set rollout=hf"):
         check_engine_shows_pictures(config.actor_rollout_ref)
