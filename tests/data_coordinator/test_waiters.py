@@ -126,7 +126,9 @@ def test_a_full_queue_lets_the_next_putter_in_when_there_is_room():
 def test_a_call_that_timed_out_leaves_the_queue():
     async def scene():
         coordinator = actor()
-        with pytest.raises(TimeoutError, match=r"No samples for node 'stream', step 0 within 0.01 s"):
+        with pytest.raises(
+            TimeoutError, match=r"No samples for node 'stream', step 0 within 0.01 s"
+        ):
             await take(coordinator, timeout=SOON)
         await put(coordinator, "a")
         assert coordinator.coordinator.stats()["leased"] == 0
