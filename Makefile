@@ -1,8 +1,8 @@
-# The commands of a newcomer: `make demo`, `make test`; all of them make what they need, and are quick the second time.
+# Start with `make demo` and `make test`. Every target sets up what it needs; the second time it is quick.
 #
-#   PYTHON=python3.11   the interpreter behind .venv
+#   PYTHON=python3.11   the interpreter for .venv
 #   TORCH_BUILD=cpu     `cpu`: torch without CUDA (200 MB), from TORCH_INDEX; `cuda`: PyPI's build with its CUDA libraries (3 GB)
-#   TORCH_INDEX=URL     where the CPU build lies; an index that pip is configured with, or a folder of wheels, is looked at as well
+#   TORCH_INDEX=URL     index of the CPU build; pip's configured indexes and folders of wheels are searched too
 #   JOBS=3              processes that share the tests; some always wait, so there is one more than CI's two cores
 
 PYTHON      ?= python3.11
@@ -21,8 +21,8 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --no-build-isolation
 pinned   = $(shell grep '^$(1)==' requirements.lock)
 digest   = $(shell cat $(1) | sha256sum | cut -c 1-12)
-# Compiled on all cores here, not by pip on one; where PYTHONDONTWRITEBYTECODE is set every process would compile what it imports, for 10 s and more.
-# Some packages hold files for other Pythons, which is why its exit status says nothing.
+# Compiles on all cores (pip would use one). With PYTHONDONTWRITEBYTECODE set, every process would otherwise compile its imports, for 10 s or more.
+# Its exit status is ignored, because some packages contain files for other Python versions.
 COMPILED = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 RUNTIME := $(VENV)/.runtime-$(TORCH_BUILD)-$(call digest,requirements.lock)
 VLLM    := $(VENV)/.vllm-$(call digest,requirements.lock requirements-vllm.lock)
@@ -36,7 +36,7 @@ SYSTEM_PACKAGES := libegl1 libopengl0 libgl1-mesa-dri libosmesa6 bubblewrap
 DRAWS := $(BIN)/python -c 'from envs.offscreen import make_context; make_context(8)' 2> /dev/null
 BOXES := command -v bwrap > /dev/null
 
-# Installs system packages where it may: as root, with apt-get.
+# Installs system packages if it can: as root, with apt-get.
 install = { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo "Installing $(1) ..." && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) > /dev/null; }
 
 export OMP_NUM_THREADS := 1
@@ -77,7 +77,7 @@ lint: setup system $(TESTING)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The file's name holds the digest of the pins: another lock or another torch build installs anew, over what is there.
+# The file's name contains the digest of the pins: after a change of the lock or the torch build, packages are installed again.
 $(RUNTIME):
 	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) is not there. Install Python 3.11 (Debian: apt-get install python3.11-venv) or name one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "$(PYTHON) is not Python 3.11, for which requirements.lock is made. Name one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }

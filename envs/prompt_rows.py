@@ -194,7 +194,7 @@ def json_object(line: bytes, *, place: str) -> dict[str, Any]:
         except UnicodeError as error:
             raise ValueError(
                 f"{place}: a text has half of a surrogate pair, which no tokenizer reads "
-                f"({error}). Correct the row, or take it out."
+                f"({error}). Correct or remove the row."
             ) from error
     if not isinstance(entry, dict):
         raise ValueError(f"{place}: a JSON object is expected, got {shortened(entry)}.")

@@ -141,7 +141,7 @@ class WorkerPool:
         self._put_back(worker)
         if "result" in answer:
             return answer["result"]
-        raise WorkerRaised(str(answer.get("raised", "something else than a result")))
+        raise WorkerRaised(str(answer.get("raised", "no result")))
 
     def _take(self) -> "_Worker":
         """Returns an idle process, or starts one."""

@@ -7,15 +7,16 @@
         R = 1 for a success,                                                  compute_reward
             alpha * sigmoid(-z) for a failure, z = standardised distance of the video's
             embedding to the nearest cluster of successes
-        A = (R - mean of the group) / deviation of the group                  calculate_advantages
+        A = R - mean of the group                                             calculate_advantages
         log-probs of the taken actions under the policy,                      actor_old_log_prob
-            and under the reference                                           reference_log_prob
-        maximise min(ratio * A, clip(ratio) * A), less the KL penalty         actor_train
+            and under the reference, if a KL penalty is set                   reference_log_prob
+        maximise min(ratio * A, clip(ratio) * A), less that penalty           actor_train
         give the new weights to the rollout engine                            sync_weights
 
 The filter runs before the reward, because it only drops groups whose episodes no reward can
 distinguish. The configuration selects reward, advantage and loss (`reward`, `algorithm`,
-`actor_rollout_ref.actor`).
+`actor_rollout_ref.actor`); above are its defaults (configs/pipeline/embodied_srpo.yaml). The paper
+also divides A by the deviation of the group (`algorithm.adv_estimator=grpo`).
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

@@ -123,7 +123,7 @@ def readout_loss(
 def train_readout(
     *, features_NF: Tensor, index: EpisodeIndex, config: ReadOutConfig, seed: int
 ) -> ReadOut:
-    """Train on features of all prefixes of all episodes; row n is the clip that ends with frame n."""
+    """Train on features of all prefixes of all episodes; row n is the clip that ends at frame n."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)

@@ -101,7 +101,7 @@ def _value(text: str) -> str:
 
 
 def _rejected(clause: str, *, answer: str) -> str | None:
-    """The value that `clause` rejects; empty for `the other root`; None if it says anything else."""
+    """The value that `clause` rejects; empty for `the other root`; None for other content."""
     clause = IMPOSSIBLE.sub(" invalid ", clause)
     values = [match[0] for match in VALUE.finditer(clause)]
     rest = VALUE.sub(" ", NAME.sub(" ", clause))

@@ -91,7 +91,7 @@ Part = Quantity | Rounded | str
 
 
 def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
-    """The parts of a statement about a number; all must be the answer. () if it has other content."""
+    """The parts of a statement about a number; all must be the answer. (): it has other content."""
     text = ungrouped(text)
     for emphasised in EMPHASISED:
         text = emphasised.sub(r"\2", text)

@@ -158,7 +158,7 @@ class Session:
         except ValueError as error:
             await self._close()
             raise SessionFault(
-                f"The server at {self._url} answered {kind!r} with something else than OpenEnv's "
+                f"The answer of the server at {self._url} to {kind!r} does not follow OpenEnv's "
                 f"protocol: {error}"
             ) from error
 

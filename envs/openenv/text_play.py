@@ -162,7 +162,7 @@ class TextPlay:
             return read_reply(data)
         except ValueError as error:
             raise SessionFault(
-                f"The server at {self._url} sent something else than OpenEnv's protocol: {error}"
+                f"The server at {self._url} does not follow OpenEnv's protocol: {error}"
             ) from error
 
     async def _ask_for_tools(self, session: Session) -> None:

@@ -314,7 +314,7 @@ def require_choices(distribution: ActionDistribution, choices: torch.Tensor) -> 
     rows, tokens = distribution.shape
     if (rows, tokens) != tuple(choices.shape[:2]):
         raise TensorError(
-            f"The policy's distribution has {rows} chunks of {tokens} tokens, and the batch has "
+            f"The policy's distribution has {rows} chunks of {tokens} tokens, but the batch has "
             f"{choices.shape[0]} of {choices.shape[1]}: it comes from a policy with another chunk "
             "length or number of action dimensions."
         )

@@ -9,13 +9,14 @@ into the folder `agent_N`, and save weights in `actor_N` of a checkpoint.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from envs.mistakes import describe_error
 from siirl.dag_worker import stages
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import Updates, WorkerComponents
 from siirl.dag_worker.critic_components import needs_critic
+from siirl.dag_worker.placed_rollouts import PlacedRollouts
 from siirl.engine.rollout.engine_of_agents import assign_engines
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import CheckpointError, ConfigError, SiirlError
@@ -49,47 +50,6 @@ class AgentPlace:
         folder = run_folder if first else run_folder / f"agent_{group}"
         folder.mkdir(exist_ok=True)
         return cls(group, folder, run_folder / "checkpoints", "" if first else f"_{group}")
-
-
-class PlacedRollouts(Protocol):
-    """The rollouts of a run, as a training rank sees them: colocated or on separate ranks."""
-
-    colocated: bool
-    """Whether the training ranks roll out."""
-
-    def open(
-        self, *, step: int, positions: Mapping[int, int], resumed: Mapping[str, Any] | None
-    ) -> None:
-        """Let the rollouts begin, after the first weights were published.
-
-        Args:
-            step: Number of completed training steps.
-            positions: Number of prompts drawn so far, for each agent group that draws prompts.
-            resumed: State of the checkpoint that was loaded; None if none was.
-        """
-
-    def begin_step(self, step: int) -> None:
-        """Record which step is running."""
-
-    def step_done(self) -> None:
-        """End the running step: its rows are used, and the weights published in it start to act."""
-
-
-class ColocatedRollouts:
-    """A `PlacedRollouts` of ranks that roll out and train: rollouts follow the graph's nodes."""
-
-    colocated = True
-
-    def open(
-        self, *, step: int, positions: Mapping[int, int], resumed: Mapping[str, Any] | None
-    ) -> None:
-        """Nothing: the first rollout node begins."""
-
-    def begin_step(self, step: int) -> None:
-        """Nothing."""
-
-    def step_done(self) -> None:
-        """Nothing: this rank's engine has the weights."""
 
 
 @dataclass

@@ -19,13 +19,7 @@ from tensordict import TensorDict
 
 from siirl.dag_worker import stages
 from siirl.dag_worker.accounting import StepAccount, held_bytes
-from siirl.dag_worker.agent_groups import (
-    AgentGroups,
-    ColocatedRollouts,
-    PlacedRollouts,
-    build_groups,
-    load_state,
-)
+from siirl.dag_worker.agent_groups import AgentGroups, build_groups, load_state
 from siirl.dag_worker.assembly import build_components
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.colocated_buffer import ColocatedBuffer
@@ -33,6 +27,7 @@ from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.dataflow import Dataflow
 from siirl.dag_worker.events import Activity, Ended, Event, Ready, StepDone
 from siirl.dag_worker.metric_worker import MetricWorker
+from siirl.dag_worker.placed_rollouts import ColocatedRollouts, PlacedRollouts
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.rewards import place_rewards
 from siirl.dag_worker.step_trace import profiled_step

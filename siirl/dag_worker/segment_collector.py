@@ -97,7 +97,7 @@ class SegmentCollector(RolloutCollector):
             )
         if state["environments"] != self.segments.environments:
             raise CheckpointError(
-                f"The checkpoint has {state['environments']} environments, and this run has "
+                f"The checkpoint has {state['environments']} environments, but this run has "
                 f"data.train_batch_size={self.segments.environments}: resume with the same number."
             )
         self.segments.load_state_dict(state["running"])

@@ -171,7 +171,7 @@ class TaskLoader:
         for name in ("seed", "tasks", "weights", "task_sampling"):
             if saved[name] != own[name]:
                 raise CheckpointError(
-                    f"The checkpoint's data stream has {name}={saved[name]!r}, and this run has "
+                    f"The checkpoint's data stream has {name}={saved[name]!r}, but this run has "
                     f"{own[name]!r}. Resume with the same, or start a new run from the "
                     "checkpoint's weights."
                 )

@@ -175,8 +175,8 @@ def warm_start_on_answers(
         initial: The model.
         env: The questions.
         trainer: Has the seed.
-        updates: Maximum number of optimizer steps.
-        batch_rows: Questions per optimizer step.
+        updates: Maximum number of optimiser steps.
+        batch_rows: Questions per optimiser step.
         learning_rate: Peak of the schedule.
         stop_at: Training stops when this share of each task's training questions is answered
             greedily.

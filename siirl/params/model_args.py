@@ -270,7 +270,7 @@ class ActorArguments:
     target_kl: float | None = option(
         None,
         "Target KL between the acting and the trained policy in an update, in nats per token: the "
-        "learning rate is raised or lowered between updates. null: only the schedule sets the rate.",
+        "learning rate is raised or lowered between updates. null: only the schedule sets it.",
         why="a schedule suffices for a tuned rate; docs/learning.md",
         above=0,
     )

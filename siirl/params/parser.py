@@ -155,9 +155,7 @@ def _parse_over(config: SiiRLArguments, values: Mapping[str, Any], place: str) -
 def _parse(
     assigned: Sequence[Assignment], *, from_file: bool, typed_at: str = COMMAND_LINE
 ) -> Parsed:
-    """The configuration that results from these assignments; those of `typed_at` take
-    precedence.
-    """
+    """The configuration that results from these assignments; those of `typed_at` win."""
     shipped = known_keys({})
     assignments, notices = translate(
         leaf for assignment in assigned for leaf in _leaves(assignment, shipped)

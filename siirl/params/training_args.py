@@ -91,8 +91,9 @@ class TrainingArguments:
     )
     val_seed_offset: int = option(
         0,
-        "First seed of the held-out episodes of each task; training uses seeds from 1,000,000 on.",
-        why="demonstrations use seeds from 900,000 on",
+        "First seed of the held-out episodes of each task, below 900,000: demonstrations use seeds "
+        "from there on, and training from 1,000,000 on.",
+        why="the first seeds that neither uses",
         minimum=0,
     )
     val_samples: int = option(

@@ -159,7 +159,7 @@ def test_a_policy_that_returns_logits_is_refused_with_the_remedy():
 
 
 def test_choices_of_another_length_are_refused():
-    with pytest.raises(TensorError, match="1 chunks of 3 tokens, and the batch has 1 of 4"):
+    with pytest.raises(TensorError, match="1 chunks of 3 tokens, but the batch has 1 of 4"):
         require_choices(Gaussian(MEAN, LOG_STD), torch.zeros(1, 4))
 
 

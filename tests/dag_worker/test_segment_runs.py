@@ -97,7 +97,7 @@ def test_a_run_of_segments_resumes_no_run_of_whole_episodes_and_the_other_way_ro
 
 def test_another_number_of_environments_does_not_resume(tmp_path):
     train(tmp_path, "trainer.total_steps=1")
-    with pytest.raises(CheckpointError, match=r"has 4 environments, and this run has data\.train_"):
+    with pytest.raises(CheckpointError, match=r"has 4 environments, but this run has data\.train_"):
         train(
             tmp_path,
             "trainer.total_steps=2",

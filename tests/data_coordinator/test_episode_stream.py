@@ -60,7 +60,7 @@ def test_state_of_other_weights_is_refused_and_state_without_weights_means_equal
     old = {name: value for name, value in loader().state_dict().items() if name != "weights"}
     loader().load_state_dict(old)
     with pytest.raises(
-        CheckpointError, match=r"has weights=\[1, 1, 1\], and this run has \[4, 2, 0\]"
+        CheckpointError, match=r"has weights=\[1, 1, 1\], but this run has \[4, 2, 0\]"
     ):
         loader(weights=(4, 2, 0)).load_state_dict(old)
 
