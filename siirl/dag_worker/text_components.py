@@ -326,7 +326,7 @@ def make_tokenizer(model: ModelArguments) -> ChatTokenizer:
 
 
 def check_engine_shows_pictures(policy: ActorRolloutRefArguments) -> None:
-    """Refuse an engine that does not pass images to a vision-language model.
+    """Refuse an engine that does not pass pictures to a vision-language model.
 
     Raises:
         ConfigError: Another engine than `hf`.

@@ -72,7 +72,7 @@ class Prompts:
     def _is_unchanged(self, row: PromptRow, place: int) -> bool:
         try:
             return question_number(row) == int(self.question_N[place])
-        except ValueError:  # an image is gone
+        except ValueError:  # a picture is gone
             return False
 
     def digest(self) -> str:

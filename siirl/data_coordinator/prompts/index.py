@@ -25,7 +25,7 @@ from siirl.data_coordinator.prompts.read_ahead import in_order
 from siirl.errors import ConfigError
 
 Encode = Callable[..., Sequence[int]]
-"""Maps chat messages, with images if any, to the tokens of the prompt:
+"""Maps chat messages, with pictures if any, to the tokens of the prompt:
 `siirl.models.chat.ChatTokenizer.encode_prompt`.
 """
 Gather = Callable[[Any], list[Any]]
@@ -136,7 +136,7 @@ def build_index(
 
 
 def question_number(row: PromptRow) -> int:
-    """Digest that identifies a question with its images.
+    """Digest that identifies a question with its pictures.
 
     It has the formula of `envs.math.question_sources` and `envs.math.generators.held_out`, so that
     both hold out the same questions.
@@ -162,7 +162,7 @@ def _number_of(text: str) -> int:
 def check_first_rows(
     files: PromptFiles, *, encode: Encode, check: CheckRow = has_truth, count: int
 ) -> None:
-    """Read the first `count` rows, with their images, in the way a run reads all rows.
+    """Read the first `count` rows, with their pictures, in the way a run reads all rows.
 
     Raises:
         ConfigError: An invalid row.

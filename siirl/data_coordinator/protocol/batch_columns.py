@@ -34,7 +34,7 @@ class Layout(Enum):
     WORDS = "words"
     """Instruction words, padded on the right; never cut, because a policy may need them all."""
     PICTURES = "pictures"
-    """Patches of the images of a prompt, padded on the right; never cut."""
+    """Patches of the pictures of a prompt, padded on the right; never cut."""
     TEXT = "text"
     """A string per row, not a tensor."""
 
@@ -90,16 +90,16 @@ COLUMNS: dict[str, Column] = {
         "positions of the tokens; for a vision-language model, [B P+T 3]: time, height and width",
     ),
     "picture_patches": Column(
-        np.uint8, "B K V", Layout.PICTURES, "patches of the images in the prompt"
+        np.uint8, "B K V", Layout.PICTURES, "patches of the pictures in the prompt"
     ),
     "picture_grids": Column(
         np.int64,
         "B K 2",
         Layout.PICTURES,
-        "height and width, in patches, of the image of each patch; 0 at padding",
+        "height and width, in patches, of the picture of each patch; 0 at padding",
     ),
     "picture_number": Column(
-        np.int64, "B", Layout.FIXED, "digest of the images in the prompt, 0 for none"
+        np.int64, "B", Layout.FIXED, "digest of the pictures in the prompt, 0 for none"
     ),
     "pixel_values": Column(
         np.uint8, "B C N H W 3", Layout.CHUNK, "camera images at the start of each chunk"
