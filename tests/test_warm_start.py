@@ -261,8 +261,8 @@ def load_notes(weights):
 def test_demonstrations_of_a_task_that_is_not_learned_are_refused(tmp_path, capsys):
     assert main(["--output", str(tmp_path / "out"), *ROBOT, "--demonstrations", "door-open=3"]) == 2
     assert (
-        "--demonstrations door-open=3: the tasks (env.tasks) are handle-press."
-        in capsys.readouterr().err
+        "--demonstrations door-open=3: unknown task 'door-open'; the tasks (env.tasks) are "
+        "handle-press." in capsys.readouterr().err
     )
     assert not (tmp_path / "out").exists()
 

@@ -120,7 +120,7 @@ def tells_the_other_part(introduction: str, sentence: str, *, question: str) -> 
 
 
 def introduces_another_number(introduction: str, *, after: str, question: str) -> bool:
-    """Whether the number between `introduction` and `after` is that of a step, a part or a noun."""
+    """Whether the number between the two texts counts a step, a part or a noun."""
     if _names_a_part(introduction, question=question) or OF_A_NOUN.fullmatch(introduction):
         return True
     numbered = NUMBERED_BEFORE.search(introduction)

@@ -42,7 +42,7 @@ class TokenByToken(ActionDistribution):
         return self.context.shape[0], self.tokens
 
     def tempered(self, temperature: float) -> "TokenByToken":
-        """The distribution whose tokens have this temperature, each given those before it."""
+        """The same distribution at a temperature, which applies to one token after the other."""
         return TokenByToken(
             self.logits,
             self.generation,

@@ -257,8 +257,8 @@ def demonstrations_of_each(
     said = dict(flags)
     if unknown := sorted(task for task in said if task is not None and task not in tasks):
         raise ConfigError(
-            f"--demonstrations {unknown[0]}={said[unknown[0]]}: the tasks (env.tasks) are "
-            f"{', '.join(tasks)}."
+            f"--demonstrations {unknown[0]}={said[unknown[0]]}: unknown task {unknown[0]!r}; the "
+            f"tasks (env.tasks) are {', '.join(tasks)}."
         )
     return {task: said.get(task, said.get(None, default)) for task in tasks}
 

@@ -125,7 +125,7 @@ class ChatTokenizer:
         return self._ids(self._render(messages, generate=True))
 
     def encode_turn(self, messages: Sequence[Message], *, closed: bool = True) -> tuple[int, ...]:
-        """Tokens after the assistant's words: their closing, new messages, start of the next turn.
+        """Tokens after an answer: its closing token, new messages, start of the next turn.
 
         Args:
             messages: New messages to the assistant (answers of tools, words of a user).

@@ -246,7 +246,7 @@ def turn(simulator: LiberoSimulator, name: str, *, on: bool) -> Motion:
         for yaw in (_thin_side(simulator, bar) + np.pi * k for k in (-1, 0, 1))
         if abs(yaw) <= np.pi
     ]
-    # the one that keeps the wrist near its middle
+    # keeps the wrist near the middle of its range
     yaw = min(yaws, key=lambda start: abs(start) + abs(start + angle))
     point = simulator.data.geom_xpos[bar].copy()
     yield from move(simulator, above(point, APPROACH_M), pointing_down(yaw), OPEN, near=PASSED_M)
