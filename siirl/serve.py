@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envs.server_address import LOOPBACK
+from envs.server_address import LOOPBACK, MAX_TOKEN_BYTES
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import STOP, leave
@@ -57,7 +57,6 @@ WORDS: Mapping[str, Word] = {
 """The command's own words."""
 LARGEST_PORT, MOST_SESSIONS, LARGEST_MESSAGE_MIB = 65_535, 1024, 1024
 TOKEN_BYTES, SHORTEST_TOKEN = 32, 16
-MAX_TOKEN_BYTES = 4096
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 
 from siirl.errors import ConfigError, MissingAssetError
+from siirl.params.hub_files import PATIENCE_S
 from siirl.params.weight_files import LANGUAGE_MODEL_FOLDER
 
 logger = logging.getLogger(__name__)
@@ -17,8 +18,6 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.json"
 FOLDER = f"Give {LANGUAGE_MODEL_FOLDER}"
 REMEDY = f"{FOLDER}, or another hub id."
-# The hub answers within a second; a slower connection cannot download gigabytes either.
-PATIENCE_S = 5.0
 
 
 @functools.cache
