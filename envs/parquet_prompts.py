@@ -211,7 +211,7 @@ class ParquetPrompts(PromptFile):
             yield from _cut(batch, sizes)
         if first != self._starts[group + 1]:
             raise ValueError(
-                f"{self.path}, row group {group} has {first - self._starts[group]} rows, and its "
+                f"{self.path}, row group {group} has {first - self._starts[group]} rows, but its "
                 f"footer says {self._starts[group + 1] - self._starts[group]}. Write the file "
                 "again."
             )

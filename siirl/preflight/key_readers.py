@@ -270,7 +270,7 @@ ROWS: tuple[Row, ...] = (
         ("backend_threshold",),
         Reader(
             lambda config: sizes.ranks(config.trainer) > 1,
-            "by jobs of several ranks, but this job has one: leave it out.",
+            "by jobs of several ranks, and this job has one: leave it out.",
         ),
     ),
     (

@@ -187,7 +187,7 @@ MODEL_ROWS: tuple[Row, ...] = (
                 sizes.trains_sharded(config.trainer, config.dag)
                 or config.trainer.force_process_group
             ),
-            "by sharded training, but this job trains on one rank: leave it out.",
+            "by sharded training, and this job trains on one rank: leave it out.",
         ),
     ),
     (

@@ -165,7 +165,7 @@ def test_prompts_and_responses_meet_again_after_padding():
 
 def test_wrong_kind_of_number_is_refused():
     sample = Sample({"uid": "a", "pixel_values": np.zeros((1, 1, 2, 2, 3), np.float32)})
-    with pytest.raises(ConfigError, match=r"Column 'pixel_values' .* is uint8, and got float32"):
+    with pytest.raises(ConfigError, match=r"Column 'pixel_values' .* is uint8, but got float32"):
         Samples2Dict([sample])
 
 
@@ -198,7 +198,7 @@ def test_ragged_column_of_the_users_must_be_registered():
 
 
 def test_known_column_cannot_be_registered_anew():
-    with pytest.raises(ConfigError, match="'advantages' is B T"):
+    with pytest.raises(ConfigError, match="'advantages' is already B T"):
         register_column("advantages", Column(np.float32, "B", Layout.FIXED, "mine"))
 
 

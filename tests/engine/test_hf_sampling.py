@@ -113,7 +113,7 @@ def test_each_token_carries_the_version_of_its_weights():
 
 @pytest.mark.parametrize(
     ("prompt", "tokens", "reason"),
-    [("x" * 100, 29, "ends at 128"), ("", 4, "at least 1"), ("x", 0, "at least 1")],
+    [("x" * 100, 29, "limit is 128"), ("", 4, "at least 1"), ("x", 0, "at least 1")],
 )
 def test_an_impossible_request_is_refused(prompt, tokens, reason):
     with pytest.raises(ConfigError, match=reason):

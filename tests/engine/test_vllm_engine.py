@@ -198,7 +198,7 @@ def test_a_request_that_vllm_refuses_raises_at_its_caller(engine):
 
 @needs_vllm
 def test_a_request_longer_than_the_model_is_refused(engine):
-    with pytest.raises(ConfigError, match="ends at 128"):
+    with pytest.raises(ConfigError, match="limit is 128"):
         ask(engine, request("a", "x" * 100, tokens=29))
 
 

@@ -222,7 +222,7 @@ def unread(parsed: Parsed) -> list[str]:
         ),
         (
             "dag.backend_threshold=2",
-            "dag.backend_threshold=2 is read by jobs of several ranks, but this job has one",
+            "dag.backend_threshold=2 is read by jobs of several ranks, and this job has one",
         ),
         (
             "pipeline=dapo algorithm.filter.name=truncation algorithm.filter.success_low=0.3",

@@ -173,5 +173,5 @@ def test_missing_or_foreign_clips_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="collect_clips"):
         load_clips(tmp_path)
     np.savez(tmp_path / "demos.npz", actions=np.zeros(3))
-    with pytest.raises(ValueError, match="no array 'frames'; it holds actions"):
+    with pytest.raises(ValueError, match="no array 'frames'; it has actions"):
         load_clips(tmp_path / "demos.npz")

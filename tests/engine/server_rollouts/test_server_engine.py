@@ -39,7 +39,7 @@ def test_a_limit_a_stop_token_and_a_stop_string_end_a_continuation(engine: Serve
 
 
 def test_a_request_longer_than_the_server_takes_is_refused(engine: ServerEngine) -> None:
-    with pytest.raises(ConfigError, match="ends at 128"):
+    with pytest.raises(ConfigError, match="limit is 128"):
         ask(engine, request("a", "x" * 100, tokens=29))
 
 
