@@ -51,7 +51,7 @@ def test_two_ranks_have_the_advantages_of_one(two_ranks, case, share):
 @pytest.mark.parametrize("case", CASES)
 def test_a_nan_on_one_rank_is_refused_on_both(two_ranks, case):
     refusals = [rank[case, "refusal"] for rank in two_ranks]
-    assert "of another rank are not finite" in refusals[0] and refusals[0].endswith(
+    assert "another rank" in refusals[0].lower() and refusals[0].endswith(
         "its own message names the row."
     )
     assert refusals[1].startswith("token_level_rewards is nan in row 2, place [0]")
