@@ -300,7 +300,7 @@ def test_vllm_in_a_separate_process_agrees_takes_weights_and_is_interrupted(endl
         assert knocked_at(ports(*psutil.Process().children(recursive=True))) == {
             ("127.0.0.1", False)
         }
-        with pytest.raises(ConfigError, match="ends at 110"):
+        with pytest.raises(ConfigError, match="limit is 110"):
             ask(engine, request("a", "x" * 10, tokens=101))
         assert gap(engine, *REQUESTS) < 1e-5
         train(engine.model, seed=1)
