@@ -114,6 +114,9 @@ class ServerEnd:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        with suppress(OSError):  # the other side is gone
+            # otherwise `close` would wait for a thread that waits in `messages`
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._stream.close()
         self._socket.close()
 

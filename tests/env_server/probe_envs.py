@@ -241,11 +241,19 @@ class InterruptedEnv(WalkEnv):
 
 
 class RaisesInterruptEnv(WalkEnv):
-    """Raises in its reset what a server takes for Ctrl-C, and which ends its process."""
+    """Raises in its reset, after `waits_s`, what a server takes for Ctrl-C, and which ends its
+    process.
+    """
+
+    def __init__(self, waits_s: float = 0.0) -> None:
+        super().__init__()
+        self._waits_s = waits_s
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        if self._waits_s:
+            await asyncio.sleep(self._waits_s)
         raise KeyboardInterrupt
 
 

@@ -3,12 +3,14 @@ peers, and the cleanup of a lost connection.
 """
 
 import asyncio
+import fcntl
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -340,3 +342,26 @@ def test_answering_a_pool_that_is_gone_ends_the_messages():
         pool.close()
         end.send(bytes(1 << 24))
         assert list(end.messages()) == []
+
+
+def test_a_server_that_ends_while_a_thread_waits_for_a_request_does_not_wait_for_it():
+    pool, server = connected_pair()
+    received: list[bytes] = []
+    rescue = threading.Timer(30.0, pool.shutdown, [socket.SHUT_RDWR])
+    rescue.start()
+    with ServerEnd(server) as end:
+        waiting = threading.Thread(target=lambda: received.extend(end.messages()))
+        waiting.start()
+        pool.sendall(HEADER.pack(8) + b"half")
+        while unread_by(server):  # until the thread waits in the middle of a message
+            time.sleep(0.001)
+    in_time = rescue.is_alive()
+    for thread in (rescue, waiting):
+        rescue.cancel()
+        thread.join()
+    pool.close()
+    assert in_time and received == []
+
+
+def unread_by(connected: socket.socket) -> int:
+    return struct.unpack("i", fcntl.ioctl(connected, termios.FIONREAD, bytes(4)))[0]

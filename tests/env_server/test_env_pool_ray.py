@@ -131,9 +131,13 @@ def test_a_server_that_is_killed_is_replaced_and_its_episodes_replayed(caplog):
     assert any("is replaced: died (The actor died" in record.message for record in caplog.records)
 
 
-def test_an_interrupt_within_a_process_is_named():
+@pytest.mark.parametrize("waits_s", [0.0, 0.3], ids=["at once", "while the next request is read"])
+def test_an_interrupt_within_a_process_is_named(waits_s):
     async def episode():
-        async with make_pool("probe_envs:RaisesInterruptEnv", num_servers=1, max_replays=0) as pool:
+        kwargs = {"waits_s": waits_s}
+        async with make_pool(
+            "probe_envs:RaisesInterruptEnv", kwargs, num_servers=1, max_replays=0, deadline_s=60.0
+        ) as pool:
             return (await run_episodes(pool, [0]))[0]
 
     failed = asyncio.run(episode())
