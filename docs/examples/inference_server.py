@@ -1,4 +1,4 @@
-"""An inference server that a run can use, in one file: the routes of vLLM that rollout=server reads.
+"""An inference server for runs, in one file: the routes of vLLM that rollout=server reads.
 
 python inference_server.py MODEL_FOLDER 8100
 

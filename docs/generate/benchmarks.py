@@ -21,10 +21,10 @@ PICTURES = "pictures/benchmarks"
 INTRODUCTION = """\
 # Benchmarks
 
-A section has the command that made its numbers, the machine, the versions and the revision, as far as
-its file records them; what it does not record is named. The files are in `benchmarks/results/` of the
-repository. Success rates have 95 % intervals (Wilson). [Limits](limits.md) says what these numbers
-do not show.
+A section has the command that made its numbers, the machine, the versions and the revision, as far
+as its file records them; what it does not record is named. The files are in `benchmarks/results/`
+of the repository. Success rates have 95 % intervals (Wilson). [Limits](limits.md) says
+what these numbers do not show.
 
 """
 MOST_ROWS, MOST_COLUMNS = 24, 8  # of a list that is shown as a table

@@ -17,9 +17,10 @@ INTRODUCTION = """\
 # Nodes and pipelines
 
 A node's function is called with keyword arguments for its parameters, among {offered}, with a
-shallow copy of the batch. It returns a batch or `NodeOutput(batch, metrics)`. `@columns` (or `@stage`)
-declares the batch columns that it reads and adds; a graph in which a required column is missing is
-refused before anything starts. [Your own pipeline](../tutorials/pipeline.md) shows both.
+shallow copy of the batch. It returns a batch or `NodeOutput(batch, metrics)`. `@columns` (or
+`@stage`) declares the batch columns that it reads and adds; a graph in which a required column
+is missing is refused before anything starts.
+[Your own pipeline](../tutorials/pipeline.md) shows both.
 
 """
 

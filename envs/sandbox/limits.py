@@ -5,10 +5,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
+from envs.archives import MEBIBYTE
 from envs.deadlines import SHORTEST_DEADLINE_S
 from envs.names import listed, nearest
-
-MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)

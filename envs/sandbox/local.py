@@ -16,8 +16,9 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from envs.archives import MEBIBYTE
 from envs.sandbox.isolation import Isolation
-from envs.sandbox.limits import MEBIBYTE, Ending, Execution, Limits, ProgramRun, SandboxFailed
+from envs.sandbox.limits import Ending, Execution, Limits, ProgramRun, SandboxFailed
 from envs.sandbox.runner import ERROR_BYTES, HEADER, NOT_STARTED, READY
 
 ENDINGS = (

@@ -21,7 +21,8 @@ import urllib.request
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from envs.sandbox.limits import MEBIBYTE, Ending, Execution, Limits, ProgramRun, SandboxFailed
+from envs.archives import MEBIBYTE
+from envs.sandbox.limits import Ending, Execution, Limits, ProgramRun, SandboxFailed
 
 TRIES = 3
 FIRST_PAUSE_S = 0.5  # doubles with each retry

@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from envs import perturbations
 from siirl.dag_worker.no_rows import with_columns_of_all
 from siirl.dag_worker.rewards import check_reward_failures, score_rows
 from siirl.dag_worker.rollout_collector import share_of
@@ -42,7 +43,6 @@ from siirl.reporting.metrics import Value, Weighted
 from siirl.reporting.statistics import pass_at_k
 
 ALL_TASKS = "all"
-PERTURB = "perturb"  # reset option of `envs.perturbations`
 Thing = TypeVar("Thing")
 
 
@@ -193,7 +193,7 @@ class Validator:
         options = self.options
         if perturb is not None:
             kind += "-" + ("+".join(perturb) or "standard")
-            options = options | {PERTURB: tuple(perturb)}
+            options = options | {perturbations.OPTION: tuple(perturb)}
         several = self.samples > 1 and not greedy
         requests = []
         for place, prompt in enumerate(self._prompts()):

@@ -44,9 +44,8 @@ from siirl.models.smolvla import VLM_FOLDER
 from siirl.models.stored_tensors import StoredTensors
 from siirl.params.documents import read_json, read_object
 from siirl.params.model_args import LoraArguments
-from siirl.params.weight_files import INDEX_FILE, WHOLE_FILE, weight_files
+from siirl.params.weight_files import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, weight_files
 
-CONFIG_FILE = "config.json"
 CARD_FILE = "README.md"
 RUN_CONFIG_FILE = "siirl_config.yaml"
 UNREAD = "vision_backbone.featurizer.norm.weight"
@@ -301,7 +300,7 @@ def write_weights(
     names = [
         f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)
     ]
-    for name, part in zip([WHOLE_FILE] if len(parts) == 1 else names, parts, strict=True):
+    for name, part in zip([WEIGHTS_FILE] if len(parts) == 1 else names, parts, strict=True):
         in_turn = ((each, _cast(weights.whole(each), dtype)) for each in part)
         write_tensors_in_turn(folder / name, {each: types[each] for each in part}, in_turn)
     if len(parts) > 1:

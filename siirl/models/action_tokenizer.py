@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from siirl.params.key_names import MODEL_POLICY
+
 if TYPE_CHECKING:
     import gymnasium
-
-POLICY = "actor_rollout_ref.model.policy"
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class ActionTokenizer:
         if not box.is_bounded():
             raise ValueError(
                 f"Action space {space} has no bounds, so it cannot be binned: choose a policy with "
-                f"continuous actions ({POLICY}=control_policy, as in trainer=mujoco_control), or "
-                "wrap the environment so that its actions have bounds."
+                f"continuous actions ({MODEL_POLICY}=control_policy, as in "
+                "trainer=mujoco_control), or wrap the environment so that its actions have bounds."
             )
         return cls(bins=bins, **_bounds(box))
 

@@ -17,7 +17,6 @@ from envs.surrogates import without_surrogates
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.models.hub import cached_folder
 from siirl.models.pretrained import (
-    KEY,
     damage_named,
     first_line,
     import_model_classes,
@@ -25,6 +24,7 @@ from siirl.models.pretrained import (
     source_of,
 )
 from siirl.params.documents import check_texts
+from siirl.params.key_names import MODEL_PATH
 
 if TYPE_CHECKING:  # the module needs gymnasium
     from envs.question_pictures import PictureSource
@@ -236,7 +236,8 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*tokenizer*")) and not any(folder.glob("*vocab*")):
         raise MissingAssetError(
-            f"{KEY}={source} holds no tokenizer (tokenizer.json): copy the model's own files there."
+            f"{MODEL_PATH}={source} holds no tokenizer (tokenizer.json): copy the model's own "
+            "files there."
         )
     files = folder if folder.is_dir() else cached_folder(source)
     if files is not None:
@@ -246,7 +247,7 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         except OSError as error:
             raise MissingAssetError(
-                f"{KEY}={source} has no readable tokenizer: {first_line(error)}"
+                f"{MODEL_PATH}={source} has no readable tokenizer: {first_line(error)}"
             ) from error
         return ChatTokenizer(
             tokenizer,

@@ -34,7 +34,7 @@ from siirl.models.action_tokenizer import ContinuousActions
 from siirl.models.flow_noise import LEARNT, SDE
 from siirl.models.policy import Policy
 from siirl.models.prefix_layers import Prefix
-from siirl.models.weights import CONFIG_FILE
+from siirl.params.weight_files import CONFIG_FILE
 
 PADDING = -1  # behind the last token of an instruction; no token has this id
 PROCESSORS = ("policy_preprocessor*", "policy_postprocessor*")

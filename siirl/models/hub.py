@@ -11,11 +11,10 @@ from pathlib import Path
 
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.params.hub_files import PATIENCE_S
-from siirl.params.weight_files import LANGUAGE_MODEL_FOLDER
+from siirl.params.weight_files import CONFIG_FILE, LANGUAGE_MODEL_FOLDER
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.json"
 FOLDER = f"Give {LANGUAGE_MODEL_FOLDER}"
 REMEDY = f"{FOLDER}, or another hub id."
 

@@ -33,9 +33,9 @@ from siirl.models.flow_vla import (
     Scale,
 )
 from siirl.models.lerobot_scales import ACTION, STATE, ProcessorSteps, read_scale
-from siirl.models.weights import CONFIG_FILE, stored_shapes
+from siirl.models.weights import stored_shapes
 from siirl.params.documents import is_count, read_object
-from siirl.params.weight_files import INDEX_FILE, WHOLE_FILE
+from siirl.params.weight_files import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 
 CAMERA = "VISUAL"
 EMPTY_CAMERA = "observation.images.empty_camera_"
@@ -90,8 +90,8 @@ class LeRobotFolder:
                 f"No {CONFIG_FILE} in {folder}. Set actor_rollout_ref.model.path to the whole "
                 f"folder of a {kind.name}."
             )
-        if not (folder / WHOLE_FILE).is_file() and not (folder / INDEX_FILE).is_file():
-            raise MissingAssetError(f"No {WHOLE_FILE} in {folder}: download it.")
+        if not (folder / WEIGHTS_FILE).is_file() and not (folder / INDEX_FILE).is_file():
+            raise MissingAssetError(f"No {WEIGHTS_FILE} in {folder}: download it.")
         config = read_object(file, remedy="Download it again.")
         if config.get("type") != kind.type:
             raise CheckpointError(

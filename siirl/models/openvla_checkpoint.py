@@ -30,19 +30,13 @@ from envs.libero.suites import ACTION_SIZE
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.openvla import OpenVLA
 from siirl.models.openvla_oft import DEVIATION, OpenVLAOFT, OpenVLARegression
-from siirl.models.openvla_policy import (
-    PREPROCESSOR_FILE,
-    TOKENIZER_FILE,
-    OpenVLANumbers,
-    OpenVLAPolicy,
-    OpenVLATokenizer,
-    Parts,
-)
+from siirl.models.openvla_policy import OpenVLANumbers, OpenVLAPolicy, OpenVLATokenizer, Parts
 from siirl.models.openvla_vision import VisionEncoder, encoder_shape
 from siirl.models.timm_vision import TimmEncoder
-from siirl.models.weights import CONFIG_FILE, materialise, plan_weights, stored_shapes
+from siirl.models.weights import materialise, plan_weights, stored_shapes
 from siirl.params.documents import read_object
 from siirl.params.references import check_options
+from siirl.params.weight_files import CONFIG_FILE, PREPROCESSOR_FILE, TOKENIZER_FILE
 
 CONFIG_KEYS = ("timm_model_ids", "image_sizes", "text_config", "pad_token_id", "pad_to_multiple_of")
 VISION = "vision_backbone."

@@ -40,10 +40,8 @@ from siirl.models.flops import decoder_flops, image_flops, linear_flops
 from siirl.models.language_model import recompute_activations
 from siirl.models.openvla_vision import MLP, VisionBackbone, VisionEncoder, encoder_shape
 from siirl.models.policy import Policy
-from siirl.models.weights import CONFIG_FILE
+from siirl.params.weight_files import CONFIG_FILE, PREPROCESSOR_FILE, TOKENIZER_FILE
 
-TOKENIZER_FILE = "tokenizer.json"
-PREPROCESSOR_FILE = "preprocessor_config.json"
 COPIED_FILES = (
     CONFIG_FILE,
     TOKENIZER_FILE,

@@ -22,8 +22,8 @@ from siirl.models.flow_vla import PADDING, FlowSettings, FlowVLA, NormalisedActi
 from siirl.models.pi_network import Pi0Network, Pi05Network, PiNetwork
 from siirl.models.pi_parts import NetworkShape
 from siirl.models.prefix_layers import Prefix
+from siirl.params.weight_files import TOKENIZER_FILE
 
-TOKENIZER_FILE = "tokenizer.json"
 BINS = np.linspace(-1, 1, 256 + 1)[:-1]
 """Lower ends of the bins of a scaled state (openpi's `PaligemmaTokenizer.tokenize`)."""
 CHARACTERS = 4

@@ -35,12 +35,13 @@ from siirl.models.lerobot_folder import (
     require_flags,
 )
 from siirl.models.lerobot_scales import STATE
-from siirl.models.pi import TOKENIZER_FILE, Pi, Pi0, Pi05
+from siirl.models.pi import Pi, Pi0, Pi05
 from siirl.models.pi_network import freeze
 from siirl.models.pi_parts import GemmaShape, NetworkShape, VisionShape
 from siirl.models.weights import PlannedWeights, materialise, plan_weights, stored_shapes
 from siirl.params.paths import find
 from siirl.params.references import check_options
+from siirl.params.weight_files import TOKENIZER_FILE
 
 COUNTS = (
     "chunk_size",

@@ -16,28 +16,24 @@ import torch
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
 from siirl.models.adapters import adapted_layers, add_adapters
 from siirl.models.hub import cached_folder, find_on_hub
-from siirl.models.weights import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    PlannedWeights,
-    load_weights,
-    plan_weights,
-)
+from siirl.models.weights import PlannedWeights, load_weights, plan_weights
+from siirl.params.key_names import MODEL_PATH
 from siirl.params.model_args import LoraArguments
 from siirl.params.paths import find
 from siirl.params.policies import SEEING
 from siirl.params.weight_files import (
+    CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
+    WEIGHTS_FILE,
     check_safetensors,
     stored_policy,
     weight_files,
 )
 
-KEY = "actor_rollout_ref.model.path"
 MINIATURE_TOKENS = 64  # of the vocabulary of `miniature`
 
 
-def source_of(path: str | Path, *, place: str = KEY) -> str:
+def source_of(path: str | Path, *, place: str = MODEL_PATH) -> str:
     """The folder that `path` names, or the hub id; see `find_on_hub` for an unreachable hub.
 
     Raises:
@@ -79,7 +75,7 @@ def _check_entries(folder: Path) -> None:
             )
 
 
-def read_config(source: str, *, trust_remote_code: bool, place: str = KEY) -> Any:
+def read_config(source: str, *, trust_remote_code: bool, place: str = MODEL_PATH) -> Any:
     """The configuration of a causal language model, which `place` names.
 
     Raises:
@@ -165,12 +161,11 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
                 output_loading_info=True,
             )
     except safetensors.SafetensorError as error:
-        raise CheckpointError(
-            f"{KEY}={source}: {_first_cut(source) or f'a weight file is truncated: {error}.'}"
-        ) from error
+        damage = _first_cut(source) or f"a weight file is truncated: {error}."
+        raise CheckpointError(f"{MODEL_PATH}={source}: {damage}") from error
     except OSError as error:
         raise MissingAssetError(
-            f"{KEY}={source} has no readable weights: {first_line(error)}"
+            f"{MODEL_PATH}={source} has no readable weights: {first_line(error)}"
         ) from error
     except RuntimeError as error:
         raise CheckpointError(
@@ -302,7 +297,7 @@ def damage_named(source: str, files: str) -> Iterator[None]:
     # tokenizers raises plain Exception; huggingface_hub and jinja2 derive theirs from it directly
     except Exception as error:
         raise CheckpointError(
-            f"{KEY}={source}: {files} cannot be loaded: {type(error).__name__}: "
+            f"{MODEL_PATH}={source}: {files} cannot be loaded: {type(error).__name__}: "
             f"{first_line(error)} Copy or download the model's files again."
         ) from error
 

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from envs.question_pictures import PLACEHOLDER, PictureSource
 from siirl.errors import CheckpointError, MissingAssetError
+from siirl.params.weight_files import CONFIG_FILE, PREPROCESSOR_FILE
 
-FILE = "preprocessor_config.json"
 PICTURES_KEPT = 64  # decoded at a time: the rollouts of a group run close together
 
 
@@ -237,8 +237,8 @@ def load_picture_reader(source: str, config: Any) -> PictureReader:
         processor = Qwen2VLImageProcessorPil.from_pretrained(source)
     except OSError as error:
         raise MissingAssetError(
-            f"{source} has no {FILE}, which describes the model's picture inputs: copy the model's "
-            "own file there."
+            f"{source} has no {PREPROCESSOR_FILE}, which describes the model's picture "
+            "inputs: copy the model's own file there."
         ) from error
     vision = config.vision_config
     for name, own, of_model in (
@@ -248,7 +248,7 @@ def load_picture_reader(source: str, config: Any) -> PictureReader:
     ):
         if own != of_model:
             raise CheckpointError(
-                f"{source}: {name} is {own} in {FILE} but {of_model} in config.json. Use both "
-                "files of one model."
+                f"{source}: {name} is {own} in {PREPROCESSOR_FILE} but {of_model} in "
+                f"{CONFIG_FILE}. Use both files of one model."
             )
     return PictureReader(processor, token=config.image_token_id)

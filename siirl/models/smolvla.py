@@ -15,10 +15,10 @@ from transformers import SmolVLMConfig
 
 from siirl.models.flow_vla import FlowSettings, FlowVLA, NormalisedActions, Reading
 from siirl.models.smolvla_network import NetworkShape, SmolVLANetwork
-from siirl.models.weights import CONFIG_FILE
+from siirl.params.weight_files import CONFIG_FILE, TOKENIZER_FILE
 
 VLM_FOLDER = "vlm"
-VLM_FILES = (CONFIG_FILE, "tokenizer.json", "tokenizer_config.json")
+VLM_FILES = (CONFIG_FILE, TOKENIZER_FILE, "tokenizer_config.json")
 """Files of the vision-language model, in `vlm/` beside a run's weights."""
 
 

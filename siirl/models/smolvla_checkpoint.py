@@ -29,12 +29,13 @@ from siirl.models.lerobot_folder import (
 )
 from siirl.models.smolvla import VLM_FILES, VLM_FOLDER, SmolVLA
 from siirl.models.smolvla_network import NetworkShape, freeze
-from siirl.models.weights import CONFIG_FILE, materialise, plan_weights
+from siirl.models.weights import materialise, plan_weights
 from siirl.params.documents import read_object
 from siirl.params.hub_files import local_copy
 from siirl.params.hub_place import MODEL, HubPlace
 from siirl.params.paths import find
 from siirl.params.references import check_options
+from siirl.params.weight_files import CONFIG_FILE
 
 KIND = PolicyKind(
     type="smolvla",

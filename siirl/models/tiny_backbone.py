@@ -31,7 +31,7 @@ from torch import nn
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.errors import CheckpointError
 from siirl.models.policy import Policy
-from siirl.models.weights import CONFIG_FILE
+from siirl.params.weight_files import CONFIG_FILE
 
 if TYPE_CHECKING:
     import gymnasium

@@ -23,10 +23,7 @@ from siirl.models.adapters import ADAPTER, Adaptable, name_without_adapters, sto
 from siirl.models.checksum import checksum
 from siirl.models.stored_tensors import StoredTensors, local_part
 from siirl.params.model_args import LoraArguments
-from siirl.params.weight_files import WHOLE_FILE, weight_files
-
-WEIGHTS_FILE = WHOLE_FILE
-CONFIG_FILE = "config.json"
+from siirl.params.weight_files import weight_files
 
 
 @dataclass

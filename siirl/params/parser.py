@@ -38,6 +38,7 @@ from siirl.params.compose import choices_of, choose_again, chooses_group, name_o
 from siirl.params.config_groups import options
 from siirl.params.given import Given, given_by, value_at
 from siirl.params.home_paths import quote_homes
+from siirl.params.key_names import TRAIN_FILES
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.refusals import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
@@ -49,7 +50,6 @@ logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
 USER_GROUPS = "user_groups"
-TRAIN_FILES = "data.train_files"
 WITHOUT_NAME = "run"
 SHOWN = 40  # characters of an argument that is too long or too deep
 NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml

@@ -16,12 +16,12 @@ from siirl.params.build import as_text
 from siirl.params.config_groups import options
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
+from siirl.params.key_names import MODEL_PATH
 from siirl.params.paths import config_dir
 from siirl.params.yaml_files import read_plain
 
 CLIENT = "openenv"
 OWN = "custom"  # file of environments `module:Class`
-WEIGHTS = "actor_rollout_ref.model.path"
 SHAPING = ("image_size", "camera")  # keys that decide whether shipped weights of robots fit
 PLAIN_CHARACTERS = frozenset("-_./:+%@")  # of a value without quotes, besides letters and digits
 
@@ -64,7 +64,7 @@ def _choices(env: EnvArguments, spec: EnvSpec) -> Iterator[str]:
     if reward != client["reward"]:
         yield f"reward={reward['name']}"
     if any(getattr(env, key) != served["env"][key] for key in SHAPING):
-        keys.pop(WEIGHTS, None)
+        keys.pop(MODEL_PATH, None)
     for key, value in keys.items():
         if value is not None:
             yield f"{key}={as_text(value)}"

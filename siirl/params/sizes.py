@@ -14,6 +14,7 @@ from siirl.params.reward_args import VIDEO_REWARDS, RewardArguments
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
 
+GIB = 1 << 30
 USUAL_CHUNK = 8  # actions: the shipped policy's, and OpenVLA-OFT's (arXiv 2502.19645, section V)
 
 

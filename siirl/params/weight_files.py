@@ -10,9 +10,13 @@ from siirl.errors import CheckpointError
 from siirl.params.documents import is_name, read_json
 from siirl.params.paths import find
 
-WHOLE_FILE = "model.safetensors"
-# index of weights in several files: the file of each weight (Hugging Face's layout)
-INDEX_FILE = f"{WHOLE_FILE}.index.json"
+# names of Hugging Face's layout, which LeRobot and siirl follow
+CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
+PREPROCESSOR_FILE = "preprocessor_config.json"
+WEIGHTS_FILE = "model.safetensors"
+# index of weights in several files: the file of each weight
+INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 MOST_HEADER_BYTES = 100_000_000  # also the limit of the safetensors library
 BITS = 8  # of a byte; a stored number has at least one
 HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header
@@ -83,8 +87,8 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         CheckpointError: An index that cannot be read, or names a missing file.
     """
-    if (folder / WHOLE_FILE).is_file():
-        return [folder / WHOLE_FILE]
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
     if not (folder / INDEX_FILE).is_file():
         return sorted(folder.glob("*.safetensors"))
     names = _named_by(folder / INDEX_FILE)
@@ -120,7 +124,7 @@ def parameters_in(path: str, *, counted: Callable[[str], bool] = lambda name: Tr
 def stored_policy(folder: Path) -> str | None:
     """Name of the policy class in a policy folder of siirl; None for any other folder."""
     try:
-        description = read_json(folder / "config.json", remedy="")
+        description = read_json(folder / CONFIG_FILE, remedy="")
         name, _ = description["policy"], description["config"]
     except (CheckpointError, LookupError, OSError, TypeError):
         return None  # a language model, an OpenVLA, nothing readable
@@ -132,7 +136,7 @@ def learnt_tasks(path: str) -> tuple[str, ...]:
     its config.json.
     """
     try:
-        tasks = read_json(find(path) / "config.json", remedy="")["notes"]["tasks"]
+        tasks = read_json(find(path) / CONFIG_FILE, remedy="")["notes"]["tasks"]
     except (CheckpointError, LookupError, TypeError):
         return ()  # a language model, an OpenVLA, a user's own policy
     return tuple(map(str, tasks)) if isinstance(tasks, list) else ()

@@ -17,6 +17,7 @@ from siirl.models import ActionTokenizer, ContinuousActions
 from siirl.models.policy_loader import build_policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
+from siirl.params.key_names import MODEL_POLICY
 from siirl.params.paths import find
 from siirl.params.references import check_call, is_reference, load_reference
 from siirl.params.reward_args import RewardArguments
@@ -24,7 +25,6 @@ from siirl.params.weight_files import parameters_in
 from siirl.preflight.machine import total_memory_bytes
 from siirl.preflight.memory import size_text
 
-POLICY = "actor_rollout_ref.model.policy"
 # parameters: smaller policies are built before the start as well, in at most a second
 BUILT_TWICE = 100_000_000
 LOADED_TWICE_BYTES = 4 * BUILT_TWICE  # the same limit for a video encoder
@@ -47,9 +47,9 @@ def check_policy(
     own = is_reference(model.policy)
     path = None if model.path is None else str(find(model.path))
     large = path is not None and parameters_in(path) > BUILT_TWICE
-    place = f"{POLICY}={model.policy}"
+    place = f"{MODEL_POLICY}={model.policy}"
     if own:
-        make = load_reference(model.policy, place=POLICY)
+        make = load_reference(model.policy, place=MODEL_POLICY)
         check_call(make, (spec, path), model.options, place=place, call="(spec, path, **options)")
         if large:
             return

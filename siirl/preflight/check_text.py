@@ -23,6 +23,7 @@ from siirl.params import SiiRLArguments, sizes
 from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.critic_args import CriticArguments
 from siirl.params.data_args import DataArguments
+from siirl.params.key_names import MODEL_PATH
 from siirl.params.model_args import ActorRolloutRefArguments, RewardModelArguments
 from siirl.params.paths import find
 from siirl.params.reward_args import (
@@ -36,7 +37,6 @@ from siirl.preflight.plan_text import ROWS_BEFORE_START
 
 # parameters: smaller models are loaded before the start as well, in a second or two
 LOADED_TWICE = 100_000_000
-MODEL = "actor_rollout_ref.model.path"
 
 
 def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
@@ -139,7 +139,7 @@ def check_sources(
     policy: ActorRolloutRefArguments, critic: CriticArguments, algorithm: AlgorithmArguments
 ) -> None:
     """Refuse a model that is neither a folder nor on the Hub; the message names its key."""
-    paths = {MODEL: policy.model.path, "critic.path": critic.path}
+    paths = {MODEL_PATH: policy.model.path, "critic.path": critic.path}
     if sizes.needs_reference(policy.actor, algorithm):
         paths["actor_rollout_ref.ref.path"] = policy.ref.path
     for place, path in paths.items():
@@ -175,7 +175,7 @@ def check_fit(
     )
     if tokenizer.vocab_size > model.vocab_size:
         raise ConfigError(
-            f"{MODEL}={path}: its tokenizer has {tokenizer.vocab_size} tokens, but its head has "
-            f"{model.vocab_size}: they belong to different models, or the head was not resized to "
-            "len(AutoTokenizer.from_pretrained(...))."
+            f"{MODEL_PATH}={path}: its tokenizer has {tokenizer.vocab_size} tokens, but its head "
+            f"has {model.vocab_size}: they belong to different models, or the head was not resized "
+            "to len(AutoTokenizer.from_pretrained(...))."
         )

@@ -18,6 +18,7 @@ from siirl.params.critic_args import CriticArguments
 from siirl.params.dag_args import DagArguments
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
+from siirl.params.key_names import ACTOR, ROLLOUT
 from siirl.params.model_args import (
     FLAT_SCHEDULES,
     ActorArguments,
@@ -46,8 +47,6 @@ KL_WITHOUT_GRADIENT = "k1"  # as a loss, its gradient has mean zero; the alias k
 # first seed of siirl.warm_start; training's seeds begin at 1,000,000
 # (siirl.data_coordinator.task_stream)
 FIRST_DEMONSTRATION_SEED = 900_000
-ACTOR = "actor_rollout_ref.actor"
-ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def config_problems(config: SiiRLArguments) -> list[SiirlError]:

@@ -23,6 +23,7 @@ from siirl.params.domains import (
     observation_parts,
 )
 from siirl.params.env_args import EnvArguments
+from siirl.params.key_names import MODEL, ROLLOUT
 from siirl.params.model_args import ActorRolloutRefArguments
 from siirl.params.packages import require_vllm
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES
@@ -35,8 +36,6 @@ from siirl.preflight.key_conditions import asks_a_model
 from siirl.preflight.segment_checks import segment_environment_problems
 from siirl.preflight.server_checks import server_problems
 from siirl.preflight.ungraded_rows import grading_problems
-
-MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 
 
 def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:

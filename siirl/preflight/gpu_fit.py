@@ -13,8 +13,9 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.build import as_text
 from siirl.params.domains import is_text
+from siirl.params.key_names import ACTOR, MODEL
+from siirl.params.sizes import GIB
 from siirl.params.training_args import SiiRLArguments
-from siirl.preflight.machine import GIB
 from siirl.preflight.memory import Parts
 from siirl.preflight.model_shapes import ModelShape
 from siirl.preflight.rank_memory import (
@@ -31,7 +32,6 @@ USABLE = 0.9  # share of a GPU, vLLM's default; the rest covers memory that is l
 LORA_RANK = 32  # of OpenVLA-OFT's own fine-tuning (arXiv 2502.19645, appendix)
 MOST_RANKS = 64  # eight machines of eight GPUs: limit of a proposed remedy
 FEW_CHUNKS = 8  # observations of a pass: 3,288 places of OpenVLA-OFT, enough to fill a GPU
-MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 
 
 def gpu_problems(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from siirl.params import sizes
 from siirl.params.algorithm_args import FILTERS
+from siirl.params.key_names import ACTOR
 from siirl.params.references import is_reference
 from siirl.params.registered_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.reward_args import TEXT_REWARDS
@@ -16,8 +17,6 @@ from siirl.params.training_args import SiiRLArguments
 
 Condition = Callable[[SiiRLArguments], bool]
 WITHOUT_GROUPS = sorted(ESTIMATORS.keys() - set(GROUP_ESTIMATORS))
-ACTOR = "actor_rollout_ref.actor"
-ROLLOUT = "actor_rollout_ref.rollout"
 
 
 @dataclass(frozen=True)

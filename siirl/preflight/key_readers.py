@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from envs.registry import asks_questions
 from siirl.params import sizes
 from siirl.params.algorithm_args import AlgorithmArguments
+from siirl.params.key_names import ROLLOUT
 from siirl.params.registered_names import estimators_taking
 from siirl.params.reward_args import VIDEO_REWARDS
 from siirl.preflight.key_conditions import (
@@ -20,7 +21,6 @@ from siirl.preflight.key_conditions import (
     FILES,
     FUNCTIONS,
     KL_IN_REWARD,
-    ROLLOUT,
     WITHOUT_GROUPS,
     Reader,
     Row,

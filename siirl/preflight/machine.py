@@ -19,6 +19,7 @@ from siirl.params.domains import VLLM
 from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments
 from siirl.params.refusals import refuse
 from siirl.params.rollout_args import RolloutArguments
+from siirl.params.sizes import GIB
 from siirl.params.terminal_lines import say
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.memory import (
@@ -29,7 +30,6 @@ from siirl.preflight.memory import (
 )
 from siirl.preflight.ray_address import address_problems
 
-GIB = 1 << 30
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
 OPENGL_TIMEOUT_S = 60

@@ -20,7 +20,7 @@ from siirl.params.paths import find
 from siirl.params.policies import EXPERT_ONLY, FROZEN
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
-from siirl.params.weight_files import parameters_in
+from siirl.params.weight_files import CONFIG_FILE, parameters_in
 
 WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
 RAY_BYTES = 830e6  # the driver process (430 MB) and Ray's own processes
@@ -260,7 +260,7 @@ def _trains_expert_only(model: ModelArguments) -> bool:
     if asked is not None or model.path is None:
         return bool(asked)
     try:
-        config = read_object(find(model.path) / "config.json", remedy="")
+        config = read_object(find(model.path) / CONFIG_FILE, remedy="")
     except CheckpointError:
         return False  # the check of the folder reports the problem
     return config.get("train_expert_only") is True

@@ -4,14 +4,13 @@
 
 from siirl.params import sizes
 from siirl.params.critic_args import CriticArguments
+from siirl.params.key_names import ACTOR, ROLLOUT
 from siirl.params.policies import PADDED
 from siirl.params.schema import keys_of
 from siirl.params.server_args import ServerArguments
 from siirl.preflight.key_conditions import (
-    ACTOR,
     CRITIC,
     KL_LOSS,
-    ROLLOUT,
     Reader,
     Row,
     any_of,

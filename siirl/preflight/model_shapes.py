@@ -19,6 +19,7 @@ from envs.libero.openvla_conventions import IMAGE_SIZE
 from envs.libero.suites import ACTION_SIZE, PROPRIOCEPTION_SIZE
 from siirl.models.openvla_vision import EncoderShape, encoder_shape
 from siirl.params.documents import read_object
+from siirl.params.weight_files import CONFIG_FILE
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ def read_shape(folder: Path, *, images: int) -> ModelShape | None:
     Raises:
         CheckpointError: A config.json that cannot be read.
     """
-    file = folder / "config.json"
+    file = folder / CONFIG_FILE
     if not file.is_file():
         return None
     config = read_object(file, remedy="Copy or download it again.")

@@ -12,6 +12,7 @@ from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.resume_line import NEWEST_CHECKPOINT
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import (
+    CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
     check_safetensors,
     may_be_hub_id,
@@ -82,8 +83,8 @@ def _model_folder(path: str | None, *, place: str, remedy: str) -> Iterator[Siir
     except CheckpointError as error:
         yield CheckpointError(f"{place}: {error}")
         return
-    if not (folder / "config.json").is_file() or not weights:
-        missing = "config.json" if weights else "*.safetensors"
+    if not (folder / CONFIG_FILE).is_file() or not weights:
+        missing = CONFIG_FILE if weights else "*.safetensors"
         yield MissingAssetError(f"{place}={path}: there is no {missing} in {folder}; {remedy}.")
     yield from _whole(weights, place=place)
 
@@ -108,7 +109,7 @@ def _encoder(encoder: str) -> Iterator[SiirlError]:
                 "again or run python -m vjepa.train_tiny."
             )
         yield from _whole(weights, place="reward.encoder")
-    elif path.is_dir() and not (path / "config.json").is_file():
+    elif path.is_dir() and not (path / CONFIG_FILE).is_file():
         yield MissingAssetError(
             f"reward.encoder={encoder}: there is no config.json in {path}, so it is not an encoder "
             "folder."

@@ -33,6 +33,7 @@ from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.given import value_at
+from siirl.params.key_names import MODEL_POLICY
 from siirl.params.model_args import ActorArguments
 from siirl.params.refusals import refuse
 from siirl.params.training_args import TrainingArguments
@@ -60,7 +61,6 @@ from siirl.reporting.config_difference import read_config
 from siirl.reporting.metric_writers import check_loggers
 from siirl.reporting.run_folder import CONFIG_FILE
 
-POLICY = "actor_rollout_ref.model.policy"
 WHOLE_EPISODES = "rows are whole episodes (actor_rollout_ref.rollout.n_steps)"
 
 
@@ -221,11 +221,11 @@ def check_resume(config: SiiRLArguments) -> Beginning | None:
 def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None:
     """Refuse to resume `run` with another kind of model; its weights would not load."""
     file, own = run / CONFIG_FILE, config.actor_rollout_ref.model.policy
-    its = value_at(read_config(file), POLICY)
+    its = value_at(read_config(file), MODEL_POLICY)
     if its not in (None, own):
         raise ConfigError(
-            f"{place}: that run has {POLICY}={its}, but this job has {own}. Repeat the words of "
-            f"its command, or add --config {file}."
+            f"{place}: that run has {MODEL_POLICY}={its}, but this job has {own}. Repeat the words "
+            f"of its command, or add --config {file}."
         )
 
 

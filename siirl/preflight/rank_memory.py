@@ -22,8 +22,8 @@ from siirl.params.domains import SERVER, VLLM, is_text
 from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
 from siirl.params.paths import find
 from siirl.params.reward_args import RewardArguments
+from siirl.params.sizes import GIB
 from siirl.params.training_args import SiiRLArguments
-from siirl.preflight.machine import GIB
 from siirl.preflight.memory import Parts, total
 from siirl.preflight.model_shapes import (
     QUESTION_LENGTH,

@@ -9,12 +9,12 @@ from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.data_args import DataArguments
+from siirl.params.key_names import ROLLOUT
 from siirl.params.model_args import ModelArguments
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import TrainingArguments
 
-ROLLOUT = "actor_rollout_ref.rollout"
 SERVER_KEY = f"{ROLLOUT}.server"
 ANSWERS_WITHIN_S = 20.0  # for requests that need no weights
 

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from siirl.params.parser import parse_config
+from siirl.params.sizes import GIB
 from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed
-from siirl.preflight.machine import GIB
 from siirl.preflight.plan import Beginning, Machine
 from siirl.preflight.plan_text import render
 from siirl.preflight.rank_memory import RankMemory

@@ -15,8 +15,8 @@ from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import ENCODERS_7B, LLAMA_7B, QWEN_7B, openvla
 from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
+from siirl.params.sizes import GIB
 from siirl.preflight.gpu_fit import gpu_problems
-from siirl.preflight.machine import GIB
 from siirl.preflight.model_shapes import (
     NumberSizes,
     Stack,

@@ -18,8 +18,8 @@ from envs.prompt_rows import PromptFile, PromptRow, require_truth
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.params.hub_files import local_copy
 from siirl.params.hub_place import DATASET, hub_place
+from siirl.params.key_names import TRAIN_FILES
 
-TRAIN_FILES = "data.train_files"
 SPLITS = {"training": ("train",), "held-out": ("test", "validation", "val", "valid", "dev")}
 """Names of splits on the Hub, by their use in siirl."""
 CheckRow = Callable[[PromptRow], object]

@@ -33,6 +33,7 @@ from siirl.algos.tensor_checks import as_bool_mask, require_finite, require_same
 from siirl.engine.training.batch_loss import LossSum
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import ActorArguments
+from siirl.params.key_names import ACTOR
 
 SELECTED = "selected_tokens"
 """Column that a selection over the mini-batch adds."""
@@ -42,7 +43,6 @@ LARGEST_GAP = "rollout/log_prob_gap"
 MEAN_GAP = "rollout/log_prob_gap_mean"
 COMPARED = "compared tokens"
 BOUNDS = ("clip_ratio_low", "clip_ratio_high")
-ACTOR = "actor_rollout_ref.actor"
 
 # Aggregations that add tokens up.
 SUMS = frozenset({"token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"})

@@ -21,8 +21,8 @@ from siirl.engine.training.shard_files import ShardFolder, StagedParts, write_me
 from siirl.engine.training.tensor_files import listing, require_fitting, write_tensors_in_turn
 from siirl.errors import CheckpointError
 from siirl.models.stored_tensors import StoredTensors
+from siirl.params.weight_files import WEIGHTS_FILE
 
-MODEL_FILE = "model.safetensors"
 SHARDS = "shards"
 OLD_OPTIMIZER_FILE = "optimizer.safetensors"
 MODEL = "model/"
@@ -87,7 +87,7 @@ def export_weights(folder: Path) -> None:
     """
     weights = ShardedWeights(folder / SHARDS)
     in_turn = ((name, weights.whole(name)) for name in weights.types)
-    write_tensors_in_turn(folder / MODEL_FILE, weights.types, in_turn)
+    write_tensors_in_turn(folder / WEIGHTS_FILE, weights.types, in_turn)
 
 
 def write_state(staged: StagedParts, folder: Path, *, ranks: Collectives) -> None:
@@ -189,9 +189,9 @@ class _OldFiles:
         found = {
             name: torch.Size(shape)
             for name, shape in self._stored(file).shapes().items()
-            if file == MODEL_FILE or name.startswith(prefix)
+            if file == WEIGHTS_FILE or name.startswith(prefix)
         }
-        if file == MODEL_FILE:
+        if file == WEIGHTS_FILE:
             found = {f"{MODEL}{name}": shape for name, shape in found.items()}
         require_fitting(self.folder / file, found=found, expected=expected)
 
@@ -201,7 +201,7 @@ class _OldFiles:
             self._stored(self._file(name)).fill(name.removeprefix(MODEL), tensor)
 
     def _file(self, name: str) -> str:
-        return MODEL_FILE if name.startswith(MODEL) else OLD_OPTIMIZER_FILE
+        return WEIGHTS_FILE if name.startswith(MODEL) else OLD_OPTIMIZER_FILE
 
     def _stored(self, file: str) -> StoredTensors:
         if file not in self.files:

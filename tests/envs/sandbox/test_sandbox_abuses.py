@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from trials import RIGHT, SMALL, executions, problem, sandboxed_processes, verdict
 
-from envs.sandbox.limits import MEBIBYTE, Ending
+from envs.archives import MEBIBYTE
+from envs.sandbox.limits import Ending
 from envs.sandbox.sandbox_env import make_sandbox
 
 FINISHED, CPU, WALL, OUTPUT, FILES, MEMORY, PROCESSES = (

@@ -7,8 +7,9 @@ import contextlib
 import time
 from pathlib import Path
 
+from envs.archives import MEBIBYTE
 from envs.prompt_rows import PromptRow
-from envs.sandbox.limits import MEBIBYTE, Limits, ProgramRun
+from envs.sandbox.limits import Limits, ProgramRun
 from envs.sandbox.problems import Problem, encoded_tests
 from envs.sandbox.scoring import judge
 from envs.text import message

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from siirl.engine.training.network import LOOPBACK
 from siirl.errors import RunFailed
 from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
+from siirl.params.sizes import GIB
 
 EXTENSION = "siirl.engine.rollout.vllm.vllm_worker.WorkerExtension"
 # Read by vLLM and torch at import. Without them vLLM binds threads to busy cores, logs, and sends
@@ -33,7 +34,6 @@ PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 Measured: 5e-7 in float32 and 6e-3 in bfloat16.
 """
-GIB = 1 << 30
 BATCHED_TOKENS = 2048  # of a pass: vLLM's default for a CPU; more if one text may be longer
 # Share of a GPU that must be free when vLLM starts, 92 % by default. Training already holds its
 # weights there. vLLM's own memory is set by kv_cache_gib and part of the plan
