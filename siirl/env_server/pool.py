@@ -121,9 +121,9 @@ class EnvPool:
         try:
             await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            errors = [start.exception() for start in starts if start.done()]
-            failures = [error for error in errors if error is not None]
-            if failures or not all(start.done() for start in starts):
+            ended = [start for start in starts if start.done() and not start.cancelled()]
+            failures = [error for start in ended if (error := start.exception()) is not None]
+            if failures or len(ended) < len(starts):
                 await self.close()
                 await asyncio.gather(*starts, return_exceptions=True)
         for failure in failures:

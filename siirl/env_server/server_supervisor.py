@@ -84,8 +84,10 @@ class ServerSupervisor:
         Raises:
             ValueError: The environment refuses its arguments.
             ServerFault: The server did not start.
+            RuntimeError: The pool is closed.
         """
         async with self._starting:
+            self._refuse_if_closed()
             if self._transport is None:
                 self._transport = await self._open(self._make_transport())
         return self.generation
@@ -159,9 +161,11 @@ class ServerSupervisor:
             )
         if transport is not None:
             closing = transport.shut()
-            await asyncio.wait({closing}, timeout=CLOSE_DEADLINE_S)
-            _forget(closing)
-            transport.kill()
+            try:
+                await asyncio.wait({closing}, timeout=CLOSE_DEADLINE_S)
+            finally:  # even if the caller is cancelled
+                _forget(closing)
+                transport.kill()
             # an event loop closes connections in its next iteration, possibly its last
             await asyncio.sleep(0)
 
