@@ -5,6 +5,7 @@ calls there, checks that the results agree, and then makes the failed call. The 
 again. An episode that cannot be replayed fails, unless its reset failed: then it starts again.
 """
 
+import asyncio
 import copy
 import logging
 from collections.abc import Mapping, Sequence
@@ -177,9 +178,10 @@ class Slot:
                 self._allow_another_try(episode, fault)
             except EpisodeFailed as failed:
                 self._give_up(episode, str(failed).rstrip("."))
-            except ValueError:
-                # part of a refused chunk may have been executed: the episode's state is unknown
-                self._episode = None
+            except (ValueError, asyncio.CancelledError):
+                # part of such a chunk may have been executed: the episode's state is unknown
+                if self._episode is episode:
+                    self._episode = None
                 raise
         OCCUPATION.record_progress()
         if method != "frames":

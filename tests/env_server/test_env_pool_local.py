@@ -359,6 +359,23 @@ def test_a_cancelled_episode_gives_its_slot_back():
     assert asyncio.run(cancelled()) == [float(np.float32(np.random.default_rng(3).normal())), 0.0]
 
 
+def test_an_episode_whose_chunk_was_cancelled_does_not_go_on(tmp_path):
+    kwargs = {"fault": "hang_awaiting", "ledger": str(tmp_path)}
+    chunk = np.zeros((12, 1), np.float32)
+
+    async def cancelled():
+        pool = local_pool("probe_envs:FaultyEnv", kwargs, num_servers=1)
+        async with pool, pool.slot() as slot:
+            await slot.reset(seed=1)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await slot.step_chunk(chunk)
+            with pytest.raises(RuntimeError, match="call reset"):
+                await slot.step_chunk(chunk)
+
+    run_in_virtual_time(cancelled())
+
+
 def test_stats_are_counted_since_the_last_call():
     async def stats():
         async with local_pool(kwargs={"step_s": 0.002}, num_servers=1) as pool:
