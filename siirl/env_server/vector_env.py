@@ -213,7 +213,14 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
 
 async def _all(coroutines: Any) -> list[Any]:
-    return list(await asyncio.gather(*coroutines))
+    """Results of all. An error is raised when all have ended: an environment that continued would
+    meet the next call.
+    """
+    outcomes = await asyncio.gather(*coroutines, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes
 
 
 def _entry_of(space: gymnasium.Space[Any], wanted: str | None) -> str | None:

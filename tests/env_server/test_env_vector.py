@@ -1,15 +1,18 @@
 """The pool as Gymnasium's VectorEnv, and as Stable-Baselines3's VecEnv."""
 
+import asyncio
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from probe_envs import FaultyEnv
 
 from siirl.env_server.pool import EnvPool
 from siirl.env_server.sb3 import StableBaselines3Steps, stable_baselines3_env
 from siirl.env_server.vector_env import PoolVectorEnv
-from siirl.errors import ConfigError, UnknownNameError
+from siirl.errors import ConfigError, SimulationFailed, UnknownNameError
 
 
 def make_envs(name="probe_envs:WalkEnv", kwargs=None, num_envs=3, **options):
@@ -122,6 +125,37 @@ def test_seeds_of_later_episodes_follow_from_the_first():
         return np.stack(seen)
 
     assert np.array_equal(observations(), observations())
+
+
+class LateEnv(FaultyEnv):
+    """Answers a step later than an environment that fails in it."""
+
+    async def step(self, action):
+        if self._seed != self._faulty_seed:
+            await asyncio.sleep(0.05)
+        return await super().step(action)
+
+
+def test_after_a_failed_step_no_environment_plays_on_beside_the_next_episodes(tmp_path):
+    name, kwargs = f"{__name__}:LateEnv", {"fault": "give_up", "ledger": str(tmp_path)}
+    actions = np.zeros((2, 1), np.float32)
+
+    def first_steps(envs):
+        envs.reset(seed=[5, 6])
+        return [envs.step(actions)[0].tolist() for _ in range(3)]
+
+    failed, fresh = (
+        make_envs(name, {**kwargs, "at_step": at_step}, 2, autoreset_mode="SameStep")
+        for at_step in (40, 41)
+    )
+    failed.reset(seed=[1, 2])
+    for _ in range(39):
+        failed.step(actions)
+    with pytest.raises(SimulationFailed, match="stuck"):
+        failed.step(actions)
+    assert first_steps(failed) == first_steps(fresh)
+    for envs in (failed, fresh):
+        envs.close()
 
 
 def test_a_dict_observation_can_be_returned_whole():
