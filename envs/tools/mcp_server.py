@@ -26,6 +26,8 @@ from envs.tools.mcp_transports import Address, McpTransport, Process
 from envs.tools.toolset import ToolError, Toolset, ToolsMissing, ToolStopped
 
 MAX_PAGES = 100  # of a server's list of tools
+# The library ends a process within 7 s; it waits without limit for the answer to a session's end.
+FAREWELL_S = 15.0
 
 
 class MCPTools(Toolset):
@@ -222,8 +224,10 @@ class _Connection:
         try:
             if self._task is None:
                 return
-            if not self._ready.done():
-                self._task.cancel()  # the task has not reached the wait for `_closing`
+            if self._ready.done():
+                await asyncio.wait({self._task}, timeout=FAREWELL_S)
+            # not reached the wait for `_closing`, or the server does not answer the farewell
+            self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         finally:
             self.transport.close()

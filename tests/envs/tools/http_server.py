@@ -22,6 +22,10 @@ class PlainHttpServer:
     ) -> None:
         self.streams, self.token, self.long = streams, token, long
         self.sessions = 0
+        self.may_leave = threading.Event()
+        """Until it is set, the end of a session gets no answer."""
+        self.may_leave.set()
+        self.farewells = 0
         self.tokens: set[str | None] = set()
 
     def __enter__(self) -> "PlainHttpServer":
@@ -66,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._respond(405)
 
     def do_DELETE(self) -> None:
+        self.server_state.farewells += 1
+        self.server_state.may_leave.wait()
         self._respond(200)
 
     def do_POST(self) -> None:
@@ -120,6 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
+        self.send_header("Mcp-Session-Id", "1")
         self.end_headers()
         self.wfile.write(data)
 

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from envs.tools import mcp_server
 from envs.tools.mcp_server import MCPTools
 from envs.tools.mcp_transports import MAX_EVENT_BYTES
 from envs.tools.tool_env import ToolEnv
@@ -89,6 +91,21 @@ def test_each_episode_that_calls_a_tool_has_its_own_session() -> None:
     with PlainHttpServer() as server:
         with_tools(play, server)
     assert server.sessions == 3
+
+
+def test_a_server_that_does_not_answer_the_end_of_a_session_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp_server, "FAREWELL_S", 0.1)
+    with PlainHttpServer() as server:
+        server.may_leave.clear()
+        rescue = threading.Timer(60.0, server.may_leave.set)
+        rescue.start()
+        assert with_tools(lambda tools: tools.call("greet", {}), server) == "hello"
+        in_time = not server.may_leave.is_set()
+        rescue.cancel()
+        server.may_leave.set()
+    assert in_time and server.farewells == 1
 
 
 @pytest.mark.parametrize("token", [None, "secret"], ids=["no server", "no token"])
