@@ -31,6 +31,7 @@ from envs.deadlines import checked_deadline
 
 MAX_ANSWER_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
+CLOSED = "its pool was closed"
 ANSWERS = ("ready", "unavailable", "raised", "result")  # keys of an answer of `envs.worker_child`
 
 
@@ -117,12 +118,15 @@ class WorkerPool:
         return self._call(argument, self.settings.deadline_s)
 
     def close(self) -> None:
-        """Kill the processes; running calls fail with `WorkerKilled`. May be called twice."""
-        with self._lock:
+        """Kill the processes; running and waiting calls fail with `WorkerKilled`. May be called
+        twice.
+        """
+        with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
             busy = self._alive.difference(idle)
             self._alive.clear()
+            self._changed.notify_all()
         for worker in busy:
             worker.end()  # the thread that waits for it then cleans up
         for worker in idle:
@@ -159,7 +163,12 @@ class WorkerPool:
     def _start(self) -> "_Worker":
         worker = _Worker(self.settings)
         with self._lock:
-            self._alive.add(worker)
+            closed = self._closed
+            if not closed:
+                self._alive.add(worker)
+        if closed:
+            worker.tidy_up()
+            raise WorkerKilled(CLOSED)
         try:
             hello = worker.exchange(b"", deadline_s=self.settings.start_deadline_s)
         except WorkerKilled as error:
@@ -181,6 +190,8 @@ class WorkerPool:
             if patience_s:
                 self._changed.wait_for(lambda: self._idle or not self._first_starts)
                 self._changed.wait_for(lambda: self._idle or not self._alive, timeout=patience_s)
+            if self._closed:
+                raise WorkerKilled(CLOSED)
             if self._idle:
                 return self._idle.pop()
             self._first_starts = not self._alive

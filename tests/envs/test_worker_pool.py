@@ -184,6 +184,23 @@ def test_closing_ends_a_running_call(workers):
         asyncio.run(close_in_mid_call())
 
 
+@pytest.mark.parametrize("patience_s", [0.0, 600.0])
+def test_closing_ends_a_call_that_waits_for_a_process(workers, patience_s):
+    pool = workers("sleep", num_workers=1 + (patience_s > 0), patience_s=patience_s)
+
+    async def close_with_a_call_waiting() -> list[BaseException]:
+        await pool.call(0)
+        calls = [asyncio.ensure_future(pool.call(seconds)) for seconds in (600, 0)]
+        while pool._idle:
+            await asyncio.sleep(0.01)
+        pool.close()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    errors = asyncio.run(close_with_a_call_waiting())
+    assert [type(error) for error in errors] == [WorkerKilled, WorkerKilled]
+    assert str(errors[1]) == "its pool was closed"
+
+
 def test_leases_with_the_same_settings_share_a_pool_until_the_last_is_back():
     settings = WorkerSettings(target="operator:neg", num_workers=1)
     first, second = lease(settings), lease(settings)
