@@ -16,6 +16,7 @@ proxy or an SSH tunnel), the stateless routes POST `/reset` and `/step`, MCP too
 files, frames for videos, and the ground truth.
 """
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -49,7 +50,7 @@ MAX_CHUNK = 1024  # actions of one step
 # A trainer may compute for minutes in the thread that answers pings.
 PING_EVERY_S, PING_TIMEOUT_S = 20.0, 600.0
 KEPT_HERE = ("row", "frames")  # options of reset that JSON cannot hold
-TRY_LATER = 1013  # close code, IANA's registry of WebSocket close codes
+STOPS, TRY_LATER = 1001, 1013  # IANA's registry of WebSocket close codes
 UNAUTHORIZED = {"WWW-Authenticate": 'Basic realm="siirl serve", charset="UTF-8"'}
 
 
@@ -87,6 +88,7 @@ class OpenEnvServer:
         }
         self._seeds = np.random.default_rng(seed)
         self.num_sessions = 0
+        self._talks: set[asyncio.Task[Any]] = set()
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
@@ -110,6 +112,8 @@ class OpenEnvServer:
             yield int(next(iter(server.sockets)).getsockname()[1])
         finally:
             server.close()
+            for talk in self._talks:  # a running step may last for env.deadline_s, with replays
+                talk.cancel()
             await server.wait_closed()
 
     def _answer_request(self, connection: ServerConnection, request: Request) -> Response | None:
@@ -128,6 +132,10 @@ class OpenEnvServer:
         return None
 
     async def _talk(self, connection: ServerConnection) -> None:
+        talk = asyncio.current_task()
+        assert talk is not None
+        self._talks.add(talk)
+        talk.add_done_callback(self._talks.discard)
         try:
             if self.num_sessions >= self._pool.num_slots:
                 await connection.send(json.dumps(self._full()))
@@ -141,6 +149,9 @@ class OpenEnvServer:
                 self.num_sessions -= 1
         except ConnectionClosed:
             return  # the client has gone; its environment is free again
+        except asyncio.CancelledError:
+            await connection.close(STOPS)
+            raise
 
     async def _serve(self, connection: ServerConnection, slot: Slot) -> None:
         episode = _Episode(slot, spec=self._pool.spec, draw_seed=self._draw_seed)

@@ -5,6 +5,7 @@ mistake of a client answered with a sentence.
 import asyncio
 import base64
 import json
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -16,11 +17,12 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from envs.base import Environment, EpisodeFailed
+from envs.base import Environment, EpisodeFailed, StepResult
 from envs.checker import check_env
 from envs.openenv.openenv_env import OpenEnvEnv
 from envs.registry import make_env
 from tests.env_server.openenv_thread import TOKEN, ServerThread
+from tests.env_server.probe_envs import GatedEnv
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 CALCULATOR_CALL = (
@@ -319,6 +321,37 @@ def test_an_environment_whose_server_stops_between_two_steps_fails_with_a_senten
         env = OpenEnvEnv(url=server.url, token_file=token_file, connect_deadline_s=0.3)
         with pytest.raises((EpisodeFailed, RuntimeError), match="went away during 'step'"):
             asyncio.run(play(env, server))
+
+
+def test_a_server_stops_while_a_step_runs(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    rescue = threading.Timer(30.0, gate.touch)
+
+    async def stop_in_mid_step(server: ServerThread) -> None:
+        url = f"ws://127.0.0.1:{server.port}/ws"
+        async with connect(url, additional_headers=BEARER) as client:
+            await ask(client, reset(seed=1))
+            await client.send(json.dumps(step(action=[1.0])))
+            while not (tmp_path / "begun").exists():
+                await asyncio.sleep(0.01)
+            rescue.start()
+            await asyncio.to_thread(server.stop)
+            with pytest.raises(ConnectionClosed, match=r"1001 \(going away\)"):
+                await client.recv()
+
+    with ServerThread(f"{__name__}:TellingEnv", gate=str(gate)) as server:
+        asyncio.run(stop_in_mid_step(server))
+    in_time = not gate.exists()
+    rescue.cancel()
+    assert in_time and server.server.num_sessions == 0
+
+
+class TellingEnv(GatedEnv):
+    """Tells that a step has begun."""
+
+    async def step(self, action: Any) -> StepResult:
+        self._gate.with_name("begun").touch()
+        return await super().step(action)
 
 
 def test_several_agents_cannot_be_served() -> None:
