@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from siirl.execution.scheduler import cluster_watch
@@ -54,6 +55,7 @@ def test_a_machine_that_the_cluster_has_given_up_is_lost(monkeypatch) -> None:
 def test_a_gcs_that_takes_connections_and_gives_no_answer_is_lost(monkeypatch) -> None:
     monkeypatch.setattr(cluster_watch, "MAIN_THREAD_S", 0.1)
     monkeypatch.setattr(cluster_watch, "SILENT_LOOKS", 2)
+    monkeypatch.setattr(cluster_watch, "LAST_ANSWER_S", 0.1)
     ended, silent = Ended(), threading.Event()
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
@@ -62,6 +64,24 @@ def test_a_gcs_that_takes_connections_and_gives_no_answer_is_lost(monkeypatch) -
         ended.happened.wait()
     silent.set()
     assert ended.with_ == (1, "the run failed: Ray's GCS accepts connections but does not answer.")
+
+
+def test_nothing_is_asked_after_the_end_of_a_session() -> None:
+    ended, asked = Ended(), threading.Event()
+    answers = []
+
+    def slow_answer() -> bool:
+        asked.set()
+        watch._over.wait()
+        time.sleep(0.3)  # the session ends meanwhile
+        answers.append(True)
+        return True
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        watch = look_out(listener.getsockname()[1], ended, node_lives=slow_answer)
+        with watch:
+            asked.wait()
+        assert answers == [True] and not watch._asks.is_alive()
 
 
 def test_a_session_that_ends_by_itself_is_left_alone() -> None:

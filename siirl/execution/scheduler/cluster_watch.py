@@ -33,6 +33,7 @@ FAILED = 1
 MAIN_THREAD_S = 10.0  # time for the main thread to raise an error and end its actors
 # counts checks, not time: a command that was itself stopped has missed no answer
 SILENT_LOOKS = round(GCS_PATIENCE_S / EVERY_S)
+LAST_ANSWER_S = 10.0  # of the GCS at the end; it takes milliseconds, on a busy machine a second
 LOOK_EVERY_S = 2.0  # each check reads all of /proc, which takes 10 ms
 WARN_AFTER_S = 4.0  # two checks: a process that is continued at once needs no warning
 # Half of the time that Ray's GCS allows a raylet (health_check_* of Ray 2.60; measured: 62 s).
@@ -80,6 +81,7 @@ class ClusterWatch:
 
     def __exit__(self, *exception: object) -> None:
         self._over.set()
+        self._asks.join(LAST_ANSWER_S)  # a call after `ray.shutdown` would start another Ray
 
     def _watch(self) -> None:
         while not self._over.wait(EVERY_S):
