@@ -142,6 +142,28 @@ def test_lockstep_waits_for_every_episode_sorts_by_uid_and_pads():
     assert policy.batches == [[1.0, 2.0, 2.0]]
 
 
+def test_a_cancelled_request_takes_no_place_in_a_later_pass():
+    policy = TwoTokens()
+    locked = engine(policy, lockstep=True, batch_rows=2)
+    locked.expect(episodes=2, at_once=2)
+
+    async def late():
+        for _ in range(5):  # iterations of the loop, in which a pass would begin
+            await asyncio.sleep(0)
+        return await locked.act(request("c", 3.0, None))
+
+    async def everybody():
+        cancelled = asyncio.ensure_future(locked.act(request("a", 1.0, None)))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        async with asyncio.timeout(30.0):
+            await asyncio.gather(locked.act(request("b", 2.0, None)), late())
+
+    asyncio.run(everybody())
+    assert policy.batches == [[2.0, 3.0]]
+
+
 def test_lockstep_continues_when_an_episode_ends():
     locked = engine(lockstep=True, batch_rows=2)
     locked.expect(episodes=2, at_once=2)

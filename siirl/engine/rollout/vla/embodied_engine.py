@@ -97,7 +97,11 @@ class EmbodiedEngine:
         future: asyncio.Future[ActResponse] = asyncio.get_running_loop().create_future()
         self.waiting.append((request, future))
         self._schedule_flush()
-        return await future
+        try:
+            return await future
+        finally:
+            if future.cancelled():  # else it would take the place of a running episode
+                self.waiting = [entry for entry in self.waiting if entry[1] is not future]
 
     def interrupt(self) -> None:
         """Do nothing: a chunk takes one forward pass, and nothing runs between two passes."""
