@@ -309,7 +309,8 @@ def end_descendants() -> None:
 
 def _signal(pids: set[int], number: signal.Signals) -> None:
     for pid in pids:
-        with suppress(ProcessLookupError):  # it ended meanwhile
+        # it ended meanwhile, or is another user's, such as one of sudo
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 

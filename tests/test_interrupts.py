@@ -267,6 +267,29 @@ def test_a_command_that_two_threads_end_gives_the_reason_once_though_cleaning_up
     assert (done.returncode, done.stderr) == (1, f"siirl: a rank waits\n{said}\nouter\n")
 
 
+ANOTHER_USERS = """
+import os, subprocess
+from siirl import interrupts
+foreign, own = (
+    subprocess.Popen(["sleep", "600"], user=user, stdout=subprocess.DEVNULL) for user in (0, 65534)
+)
+print(foreign.pid, flush=True)
+os.setresuid(65534, 65534, 65534)
+interrupts.end_descendants()
+print(own.wait(), foreign.poll(), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has processes of two users")
+def test_a_process_of_another_user_protects_none_of_its_siblings():
+    done = subprocess.run(
+        [sys.executable, "-c", ANOTHER_USERS], stdout=subprocess.PIPE, text=True, check=False
+    )
+    foreign, *said = done.stdout.splitlines()
+    os.kill(int(foreign), signal.SIGKILL)
+    assert said == [f"{-signal.SIGKILL} None"]
+
+
 STARTS_MANY = """
 import signal, subprocess, sys
 from siirl.interrupts import start_apart
