@@ -71,8 +71,8 @@ class ObservationLayout:
                 )
         if not self._images and not self._vectors:
             raise ValueError(
-                f"Gymnasium environment {name!r} has observation {space} without vectors and "
-                "images: env=gymnasium is for policies that see or sense."
+                f"Gymnasium environment {name!r} has observation {space}, which has neither "
+                "a vector nor an image: env=gymnasium needs one for its policies."
             )
         sizes = {form.size for form in self._images.values()}
         if len(sizes) > 1:

@@ -249,8 +249,8 @@ def final_answer(text: str) -> str:
 def refuse_row(row: object) -> None:
     """Raises ValueError: every question comes from the generator."""
     raise ValueError(
-        "env=reasoning_gym generates its questions and asks no rows: leave data.train_files and "
-        "data.val_files out."
+        "env=reasoning_gym generates its questions and takes no rows of files: leave "
+        "data.train_files and data.val_files out."
     )
 
 

@@ -280,8 +280,8 @@ def _client(conversation: _Conversation) -> Any:
 def refuse_row(row: object) -> None:
     """Raises ValueError: every question comes from the environment's own data set."""
     raise ValueError(
-        "env=verifiers asks the questions of its environment and no rows: leave data.train_files "
-        "and data.val_files out."
+        "env=verifiers takes the questions of its environment and no rows of files: leave "
+        "data.train_files and data.val_files out."
     )
 
 

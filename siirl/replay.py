@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         help="write the recorded successes as a LeRobot data set instead of a video",
     )
     parser.add_argument("--lerobot-version", choices=VERSIONS, help=f"its layout ({VERSIONS[-1]})")
-    parser.add_argument("--fps", type=integer, help=f"its frames a second ({FRAMES_PER_SECOND})")
+    parser.add_argument("--fps", type=integer, help=f"its frames per second ({FRAMES_PER_SECOND})")
     return parser
 
 

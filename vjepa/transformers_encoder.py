@@ -25,7 +25,7 @@ def load_transformers(
 
     Raises:
         ValueError: A model of another type, or weights that cannot be read.
-        FileNotFoundError: Neither a folder nor reachable on the hub.
+        FileNotFoundError: Neither a folder nor reachable on the Hub.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, VJEPA2Model

@@ -63,7 +63,7 @@ def find_assets(wanted: str | Path) -> Assets:
 
     Args:
         wanted: A folder; `stand_in`; or `auto`: the installed folder, else the cached one, else a
-            download from the hub if it is reachable, else stand-ins.
+            download from the Hub if it is reachable, else stand-ins.
 
     Raises:
         ValueError: The folder is missing, incomplete or damaged; the message has the files and the
@@ -172,9 +172,9 @@ def _auto_folder() -> Path | None:
         snapshot_download(HUB_REPOSITORY, repo_type="dataset", local_dir=cached)
         _check_complete(cached)
     except (HTTPError, OSError, ValueError) as error:
-        # the hub's own errors are OSErrors, broken connections are not
+        # the Hub's own errors are OSErrors, broken connections are not
         warnings.warn(
-            f"LIBERO's assets could not be downloaded from the hub ({error}).",
+            f"LIBERO's assets could not be downloaded from the Hub ({error}).",
             StandInWarning,
             stacklevel=2,
         )
@@ -183,7 +183,7 @@ def _auto_folder() -> Path | None:
 
 
 def _hub_answers() -> bool:
-    """Whether the hub answers within two seconds; its client would try for a minute."""
+    """Whether the Hub answers within two seconds; its client would try for a minute."""
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return False
     address = urllib.parse.urlparse(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")

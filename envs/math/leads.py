@@ -254,7 +254,7 @@ def _is_verb(word: str) -> bool:
 
 
 def _is_changing(word: str) -> bool:
-    """Whether `word` is a changing one in any form: `rejects`, `rejected`."""
+    """Whether `word` is a form of a word that changes a number: `rejects`, `rejected`."""
     return bool(
         CHANGING & {word, word.removesuffix("s"), word.removesuffix("ed"), word.removesuffix("d")}
     )

@@ -242,7 +242,7 @@ def asked_row(
         if env.spec.check_row is not None:
             env.spec.check_row(row)
     except ValueError as error:
-        raise ValueError(f"The option 'row' cannot be asked: {error}.") from error
+        raise ValueError(f"The option 'row' cannot be used: {error}.") from error
     return row
 
 

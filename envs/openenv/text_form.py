@@ -122,7 +122,7 @@ class TextForm:
         try:
             action = json.loads(text)
         except (ValueError, RecursionError) as error:
-            return f"the action is no JSON ({error})"
+            return f"the action is not JSON ({error})"
         if not isinstance(action, dict):
             return f"the action must be a JSON object, got {shortened(action)}"
         return action

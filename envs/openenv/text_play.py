@@ -193,8 +193,8 @@ class TextPlay:
 def refuse_row(row: object) -> None:
     """Raises ValueError: the server asks the questions."""
     raise ValueError(
-        "env=openenv takes its questions from the server and asks no rows: leave data.train_files "
-        "and data.val_files out."
+        "env=openenv takes its questions from the server and takes no rows of files: leave "
+        "data.train_files and data.val_files out."
     )
 
 

@@ -203,7 +203,7 @@ class ToolEnv(Environment):
                 if description.name in owners:
                     raise ValueError(
                         f"Two tools are called {description.name!r}: "
-                        "take one of them out of env.kwargs.tools."
+                        "remove one of them from env.kwargs.tools."
                     )
                 owners[description.name] = toolset
                 descriptions.append(description)

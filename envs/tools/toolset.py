@@ -38,7 +38,7 @@ class Toolset(abc.ABC):
     replayable: bool = True
     """Whether the same calls in the same episode get the same answers."""
     deadline_s: float = 0.0
-    """Seconds after which a call is ended; 0: the tools have deadlines of their own."""
+    """Seconds after which a call is ended; 0: the tools end their calls themselves."""
 
     @abc.abstractmethod
     async def descriptions(self) -> Sequence[ToolDescription]:

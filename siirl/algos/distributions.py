@@ -55,7 +55,7 @@ class ActionDistribution(abc.ABC):
         """Choices [N, T] or [N, T, J] at uniform numbers in [0, 1).
 
         Args:
-            uniforms_NU: As many a row as `siirl.models.Policy.uniforms_per_chunk`.
+            uniforms_NU: `siirl.models.Policy.uniforms_per_chunk` numbers per row.
             top_p: Draw from the smallest set of tokens with this probability.
         """
 

@@ -135,7 +135,7 @@ class FlowDistribution(ActionDistribution):
         return padded.view(len(padded), self.tokens, width)
 
     def _euler_chain(self) -> list[torch.Tensor]:
-        """The chain [N, F] of K + 1 without noise, from the mode of the first noise, 0."""
+        """The K + 1 states [N, F] of the chain without noise; it begins at the noise's mode, 0."""
         size = (len(self.context), self.tokens + self.unseen)
         chain = [self.context.new_zeros(size, dtype=torch.float32)]
         for step in range(self.steps):

@@ -47,7 +47,7 @@ def executed_tokens(
         row = int(bad_B.nonzero()[0])
         raise TensorError(
             f"finish_step is {int(finish_step_B[row])} in row {row}, with {tokens_per_step} tokens "
-            f"a step: a row has {tokens} tokens, for 0 to {tokens // tokens_per_step} steps."
+            f"per step: a row has {tokens} tokens, for 0 to {tokens // tokens_per_step} steps."
         )
     return torch.arange(tokens, device=end_B.device) < end_B[:, None]
 

@@ -79,7 +79,7 @@ def build_components(
     pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)
     make = builder_of(config, pool.spec, ranks=ranks, device=device)
     if shares is not None and not isinstance(make, TextBuilder):
-        raise InvariantError("Agent groups of robots have weights of their own.")
+        raise InvariantError("Agent groups of robots cannot share weights.")
     of_rollouts = _Place(pool=pool, ranks=ranks, folder=place.folder, first_step=first_step)
     if shares is None:
         rollouts, learner, weights = _with_own_weights(

@@ -269,7 +269,7 @@ class Dataflow:
             if earlier.node_id in kept:
                 name = earlier.node_id
                 this.outputs[name] = together(kept[name], refill.outputs[name])
-        rows = self._input(node, refill)  # draws, if `node` itself is on the prompts
+        rows = self._input(node, refill)  # draws prompts if `node` is an entry node
         for name in others:
             drawn = refill.prompts.get(self.graph.nodes[name].agent_group)
             if drawn is not None:

@@ -1,4 +1,4 @@
-"""Where a run's rollouts are: on the ranks that train, or on ranks of their own
+"""Placement of a run's rollouts: on the ranks that train, or on separate ones
 (`siirl.dag_worker.separate`).
 """
 

@@ -317,7 +317,7 @@ def token_scores(
     if "env_rewards" not in batch.keys():
         return reward_at_finish(rewards_B=reward_B, mask_BT=batch["response_mask"])
     earned_BT = env_weight_B[:, None] * batch["env_rewards"]
-    # in float64, so that the rest of a pure return is at most its rounding error
+    # in float64: if the reward is the return alone, the rest is at most its rounding error
     rest_B = reward_B - earned_BT.double().sum(1)
     return earned_BT + reward_at_finish(rewards_B=rest_B.float(), mask_BT=batch["response_mask"])
 

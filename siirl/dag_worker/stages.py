@@ -321,7 +321,7 @@ def compute_ref_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOut
 def compute_value(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """The critic's values, and a mask of the tokens that represent decisions.
 
-    Rows of segments also get the value of the state behind them.
+    Rows of segments also get the value of the state that follows them.
     """
     values = context.require_critic().compute_values(batch)
     batch["values"], batch["value_mask"] = values.values_BT, values.value_mask_BT

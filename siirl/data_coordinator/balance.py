@@ -83,7 +83,7 @@ def micro_batches_by_budget(
         raise ConfigError(f"num_batches_divided_by={multiple} must be at least 1.")
     if lengths and max(lengths) > max_tokens:
         raise ConfigError(
-            f"A row of {max(lengths)} tokens exceeds the budget of {max_tokens} tokens a "
+            f"A row of {max(lengths)} tokens exceeds the budget of {max_tokens} tokens per "
             "micro-batch. Raise the budget."
         )
     if sum(lengths) <= max_tokens and multiple == 1:
@@ -289,11 +289,8 @@ def _best_exchange(
         return None
     pairs = (1, 2) if max(len(heavy), len(light)) <= PAIRS_UP_TO else (1,)
     sizes = [((size,), (size,)) for size in pairs] if equal_size else [(pairs, (0, *pairs))]
-    best: tuple[float, list[int], list[int]] = (
-        gap / 2,
-        [],
-        [],
-    )  # distance of the amounts 0 and gap from half the gap
+    # No exchange (a net amount of 0) is gap / 2 away from half the gap.
+    best: tuple[float, list[int], list[int]] = (gap / 2, [], [])
     for given_sizes, taken_sizes in sizes:
         given, taken = _bundles(heavy, given_sizes), _bundles(light, taken_sizes)
         if not len(given.sums) or not len(taken.sums):

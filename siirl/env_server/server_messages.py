@@ -236,7 +236,7 @@ class RecycledMemory:
 class Serving:
     """Answers the messages of a connection.
 
-    No method of the actor may be asynchronous, or Ray would run all of them on a loop of its own.
+    No method of the actor may be asynchronous, or Ray would run all of them on another loop.
     """
 
     def __init__(self, server: EnvServer, pool: ServerEnd, writer: AnswerWriter) -> None:

@@ -131,8 +131,8 @@ def _episodes(
     limits = dict(most)
     if unknown := sorted(task for task in limits if task is not None and task not in spec.tasks):
         raise ConfigError(
-            f"--demonstrations {unknown[0]}={limits[unknown[0]]}: the tasks (env.tasks) are "
-            f"{', '.join(spec.tasks)}."
+            f"--demonstrations {unknown[0]}={limits[unknown[0]]}: unknown task {unknown[0]!r}; the "
+            f"tasks (env.tasks) are {', '.join(spec.tasks)}."
         )
     numbers: dict[str, list[int]] = {}
     for episode in data.episodes:

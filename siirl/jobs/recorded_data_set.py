@@ -60,7 +60,7 @@ def write_recorded(
             "demonstrations: raise trainer.record_val_episodes or trainer.record_episodes."
         )
     if flags.fps < 1:
-        raise ConfigError(f"--fps {flags.fps} must be at least 1: frames a second.")
+        raise ConfigError(f"--fps {flags.fps} must be at least 1: frames per second.")
     run, group = run_of_recordings(flags.folder)
     config = parse_first(flags.overrides, config_file=run / CONFIG_FILE, group=group)
     import_user_modules(config.user_modules)
@@ -124,8 +124,8 @@ async def simulate(
         spec.action_space, gymnasium.spaces.Box
     ):
         raise ValueError(
-            f"{spec.name!r} needs observations of pictures and proprioception and continuous "
-            "actions to be written as demonstrations."
+            f"{spec.name!r} needs observations of pictures and proprioception, and continuous "
+            "actions: a data set of demonstrations has all three."
         )
     observation, info = await environment.reset(
         seed=row["seed"], options={**options, "task": row["task"]}

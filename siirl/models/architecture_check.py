@@ -56,7 +56,7 @@ def try_out(model: Any, source: str) -> None:
 
 @torch.no_grad()
 def supports_masks(model: Any) -> bool:
-    """Whether two answers behind one prompt score as they do alone, on a few tokens.
+    """Whether two answers to one shared prompt score as they do alone, on a few tokens.
 
     Models with a sliding window get False without a test: the window is longer than these tokens,
     and a custom mask would lose it. So do attention functions other than torch's, which take other

@@ -105,7 +105,7 @@ class ChatTokenizer:
     def encode_prompt(
         self, messages: Sequence[Message], pictures: Sequence[PictureSource] = ()
     ) -> tuple[int, ...]:
-        """Tokens of a chat, up to the start of the assistant's words.
+        """Tokens of a chat, up to the start of the assistant's message.
 
         Args:
             messages: The chat.
@@ -213,7 +213,7 @@ class ChatTokenizer:
         return after
 
     def _closing_token(self) -> int | None:
-        """The special token with which the template closes the assistant's words."""
+        """The special token with which the template closes the assistant's message."""
         if self.tokenizer.chat_template is None:
             return None
         after = self._ids(self._after_placeholder(OPENING, generate=False))

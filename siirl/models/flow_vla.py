@@ -36,7 +36,7 @@ from siirl.models.policy import Policy
 from siirl.models.prefix_layers import Prefix
 from siirl.params.weight_files import CONFIG_FILE
 
-PADDING = -1  # behind the last token of an instruction; no token has this id
+PADDING = -1  # after the last token of an instruction; no token has this id
 PROCESSORS = ("policy_preprocessor*", "policy_postprocessor*")
 """Files of LeRobot's processors; they hold the statistics."""
 DEVIATION = "deviation"

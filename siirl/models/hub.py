@@ -1,6 +1,6 @@
 """Asks the Hugging Face hub once, with a short timeout, whether it has a model.
 
-`from_pretrained` requests every file separately; if the hub is unreachable, it tries each six times
+`from_pretrained` requests every file separately; if the Hub is unreachable, it tries each six times
 (huggingface_hub, `http_backoff`). A mistyped folder, or a cached model, then takes minutes. Here
 one request without retry decides. Left out: downloading, which transformers does.
 """
@@ -26,14 +26,14 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
     Args:
         name: A hub id, or a mistyped folder.
         place: The configuration key, for messages.
-        endpoint: The hub's address; None: that of HF_ENDPOINT, or huggingface.co.
+        endpoint: The Hub's address; None: that of HF_ENDPOINT, or huggingface.co.
 
     Returns:
-        `name` if the hub serves such a model; otherwise the folder of its copy in the hub's cache.
+        `name` if the Hub serves such a model; otherwise the folder of its copy in the Hub's cache.
 
     Raises:
-        ConfigError: Not a valid name of a model on the hub.
-        MissingAssetError: The hub has no such model, refuses access, or cannot be reached, and the
+        ConfigError: Not a valid name of a model on the Hub.
+        MissingAssetError: The Hub has no such model, refuses access, or cannot be reached, and the
             cache has no copy.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
@@ -55,7 +55,7 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
             hf_hub_url(name, CONFIG_FILE, endpoint=endpoint), timeout=PATIENCE_S, endpoint=endpoint
         )
     except HFValidationError as error:
-        raise ConfigError(f"{missing} no model on the hub can have that name. {REMEDY}") from error
+        raise ConfigError(f"{missing} no model on the Hub can have that name. {REMEDY}") from error
     except GatedRepoError as error:
         reason = "its owners must grant access"
         remedy = f"request it at https://huggingface.co/{name}, then `hf auth login`"
@@ -63,7 +63,7 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
             name, otherwise=f"{place}={name}: {reason}: {remedy}.", error=error, reason=reason
         )
     except RepositoryNotFoundError as error:
-        reason = "the hub has no such public model (for a private one: `hf auth login`)"
+        reason = "the Hub has no such public model (for a private one: `hf auth login`)"
         return _cached(name, otherwise=f"{missing} {reason}. {REMEDY}", error=error, reason=reason)
     except RemoteEntryNotFoundError as error:
         raise MissingAssetError(
@@ -72,15 +72,15 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
     except OfflineModeIsEnabled as error:
         return _cached(
             name,
-            otherwise=f"{missing} the hub is not asked: HF_HUB_OFFLINE is set. "
+            otherwise=f"{missing} the Hub is not asked: HF_HUB_OFFLINE is set. "
             f"{FOLDER}, or unset it.",
             error=error,
         )
     except (HfHubHTTPError, HTTPError) as error:
         reason = (
-            f"the hub answered with status {error.response.status_code}"
+            f"the Hub answered with status {error.response.status_code}"
             if isinstance(error, HfHubHTTPError)
-            else f"the hub could not be reached ({str(error) or type(error).__name__})"
+            else f"the Hub could not be reached ({str(error) or type(error).__name__})"
         )
         otherwise = f"{missing} {reason}. {FOLDER}, or try again."
         return _cached(name, otherwise=otherwise, error=error, reason=reason)
@@ -88,7 +88,7 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
 
 
 def _cached(name: str, *, otherwise: str, error: Exception, reason: str | None = None) -> str:
-    """The folder of a model in the hub's cache.
+    """The folder of a model in the Hub's cache.
 
     With a `reason`, the use of the copy is logged. Without a copy, MissingAssetError(`otherwise`).
     """
@@ -101,7 +101,7 @@ def _cached(name: str, *, otherwise: str, error: Exception, reason: str | None =
 
 
 def cached_folder(name: str) -> Path | None:
-    """The folder of a model in the hub's cache; None without a copy."""
+    """The folder of a model in the Hub's cache; None without a copy."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, CONFIG_FILE)

@@ -27,7 +27,7 @@ NAME = "siirl_lanes"  # of the attention function among transformers' own
 class LaneMask:
     """Each position attends to earlier ones of its own text, and of the prompt that it shares.
 
-    Padding has an owner and a prefix of its own.
+    Padding has a separate owner and a separate prefix.
     """
 
     owner_LS: torch.Tensor
@@ -123,7 +123,7 @@ def _flex_attention(query_LHSE: torch.Tensor) -> Any:
 
 @functools.cache
 def _compiled() -> Any:
-    """Compiled once for all sizes. With a compilation for each new lane length, torch would reach
-    its limit and then build full scores.
+    """Compiled once for all sizes. If each new lane length were compiled, torch would reach its
+    recompilation limit, and then compute full score matrices.
     """
     return torch.compile(flex_attention, dynamic=True)

@@ -89,7 +89,7 @@ def attend_behind(
     mask: torch.Tensor,
     angles: Angles,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention of positions behind a prefix to its keys and to their own.
+    """Attention of the positions after a prefix to its keys and to their own.
 
     Args:
         attention: Of Llama or Gemma.
@@ -173,7 +173,7 @@ def as_pixels(images: torch.Tensor) -> torch.Tensor:
 
 
 def scaled_to_fit(pixels: torch.Tensor, width: int, height: int) -> torch.Tensor:
-    """Images [N, 3, ., .] scaled until one side fits and the other is not longer."""
+    """Images [N, 3, ., .] at the largest size that fits, with their aspect ratio."""
     ratio = max(pixels.shape[3] / width, pixels.shape[2] / height)
     size = (int(pixels.shape[2] / ratio), int(pixels.shape[3] / ratio))
     return functional.interpolate(pixels, size=size, mode="bilinear", align_corners=False)

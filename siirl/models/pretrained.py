@@ -37,7 +37,7 @@ def source_of(path: str | Path, *, place: str = MODEL_PATH) -> str:
     """The folder that `path` names, or the hub id; see `find_on_hub` for an unreachable hub.
 
     Raises:
-        ConfigError: Not a valid name of a model on the hub, or a folder of a robot's policy.
+        ConfigError: Not a valid name of a model on the Hub, or a folder of a robot's policy.
         MissingAssetError: A path to a missing folder, or an unavailable hub id.
     """
     folder = find(str(path))
@@ -249,7 +249,7 @@ def _first_cut(source: str) -> str | None:
                 return str(error)
             # the cache holds links to its contents; only removing these causes a new download
             blob = file.resolve()
-            return f"{error} It is in the hub's cache: delete {blob}, and it is downloaded again."
+            return f"{error} It is in the Hub's cache: delete {blob}, and it is downloaded again."
     return None
 
 

@@ -36,7 +36,7 @@ from siirl.params.weight_files import CONFIG_FILE
 if TYPE_CHECKING:
     import gymnasium
 
-PADDING = 0  # id behind the last word of an instruction
+PADDING = 0  # id after the last word of an instruction
 
 
 @dataclass(frozen=True, kw_only=True)

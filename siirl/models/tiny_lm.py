@@ -8,7 +8,7 @@ normalises text and has one token more.) `siirl warm-start env=math` trains it.
 
 Its chat template is minimal. If the first message is a user's, it has no mark and the answer
 follows directly (`12+34=46`), so a question with one answer costs no mark. Every other message is
-preceded by the token of its role, and the assistant's words end with `<|end|>`:
+preceded by the token of its role, and the assistant's message ends with `<|end|>`:
 
     user, assistant:
         12+34=46<|end|>

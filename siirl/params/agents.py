@@ -84,7 +84,7 @@ def group_configs(config: SiiRLArguments) -> dict[int, SiiRLArguments]:
 
 
 def owners(agents: Mapping[Any, Any]) -> dict[int, int]:
-    """For each group of `agents` with another group's weights: the owner of the weights."""
+    """Maps each group of `agents` that shares weights to the group that owns them."""
     return _shares(entries_of(agents))
 
 

@@ -28,7 +28,7 @@ class RolloutArguments:
     n_steps: int | None = option(
         None,
         "Decisions in each environment between two updates, across the ends of episodes; the "
-        "critic's value stands for the rewards behind a cut or a truncation. "
+        "critic's value stands for the rewards after a cut or a truncation. "
         "data.train_batch_size is then the number of environments, and ppo_mini_batch_size counts "
         "decisions. null: whole episodes. pipeline=ppo.",
         why="comparing a group, and a video, need whole episodes; trainer=classic_control, "

@@ -150,7 +150,7 @@ def check_sources(
 def check_reward_parts(
     reward: RewardArguments, custom: CustomRewardArguments, reward_model: RewardModelArguments
 ) -> None:
-    """Refuse a reward model missing on the hub, and functions that cannot be loaded or called."""
+    """Refuse a reward model missing on the Hub, and functions that cannot be loaded or called."""
     model = reward_model.path
     for part in reward_parts(reward, custom):
         if part.is_function:

@@ -53,7 +53,7 @@ def unread_keys(
 
 
 class SetKeys:
-    """Keys of a job that the user set, and why unread ones are unread.
+    """Keys that the user of a job set, with the reason for each that the job does not read.
 
     Args:
         config: The job.

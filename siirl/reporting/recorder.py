@@ -248,8 +248,8 @@ def _shortened(text: str, width: float) -> str:
 
 
 def look_for_ffmpeg() -> None:
-    """Find ffmpeg before the first video. The search starts ffmpeg, and Ctrl-C would end that
-    process, so a stopping run could not find it for its video.
+    """Find ffmpeg before the first video. The search runs ffmpeg once. If a stopping run searched,
+    its Ctrl-C would end that process, and the run's videos could not be written.
     """
     with suppress(RuntimeError):  # not found: the first video reports it
         imageio_ffmpeg.get_ffmpeg_exe()

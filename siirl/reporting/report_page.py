@@ -264,7 +264,7 @@ def _key_figures(rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
     for title, metric, form in (
         ("training success", "rollout/success_rate", lambda value: f"{100 * value:.1f} %"),
         ("reward", "reward/mean_score", number),
-        ("seconds a step", "time/step_s", number),
+        ("seconds per step", "time/step_s", number),
     ):
         values = [row[metric] for row in rows if metric in row]
         if values:

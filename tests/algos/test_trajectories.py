@@ -50,8 +50,8 @@ def test_a_finish_outside_of_the_row_is_refused(step):
     with pytest.raises(
         TensorError,
         match=(
-            f"finish_step is {step} in row 1, with 2 tokens a step: a row has 5 tokens, for 0 to 2 "
-            "steps"
+            f"finish_step is {step} in row 1, with 2 tokens per step: a row has 5 tokens, for 0 to "
+            "2 steps"
         ),
     ):
         executed_tokens(finish_step_B=torch.tensor([0, step]), tokens_per_step=2, tokens=5)

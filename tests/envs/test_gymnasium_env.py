@@ -258,7 +258,7 @@ def test_unknown_argument_names_the_environment():
     ("name", "sentence"),
     [
         ("ManyImages", "images of several sizes"),
-        ("Words", "without vectors and images"),
+        ("Words", "neither a vector nor an image"),
         ("Endless", r"set env\.max_episode_steps="),
     ],
 )

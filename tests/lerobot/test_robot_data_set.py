@@ -195,7 +195,7 @@ def changed_camera(**values: Any) -> str:
         (
             "meta/episodes.jsonl",
             '{"episode_index": "../../x", "tasks": ["a"], "length": 1}\n',
-            "is incomplete: .*episode_index is '../../x', which is no whole number",
+            "is incomplete: .*episode_index is '../../x', which is not a whole number",
         ),
         ("meta/info.json", changed_info(fps="ten"), "is incomplete: .*fps is 'ten'"),
         (
@@ -298,7 +298,7 @@ def test_actions_that_are_not_numbers_are_refused_with_their_file(
     parquet.write_table(
         pyarrow.Table.from_pylist([row | {"action": values[0]} for row in rows]), file
     )
-    with pytest.raises(ValueError, match=r"episode_000000\.parquet, action: .*no numbers"):
+    with pytest.raises(ValueError, match=r"episode_000000\.parquet, action: .*not numbers"):
         list(RobotDataSet(folder).read(cameras=[FRONT]))
 
 

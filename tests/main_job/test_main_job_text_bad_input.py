@@ -64,12 +64,12 @@ def plan(
         ),
         (
             "outputs/model",
-            "there is no folder outputs/model here, and the hub is not asked: HF_HUB_OFFLINE is "
+            "there is no folder outputs/model here, and the Hub is not asked: HF_HUB_OFFLINE is "
             "set. Give a folder with",
         ),
         (
             "organisation/Model-0.5B",
-            "there is no folder organisation/Model-0.5B here, and the hub is not asked: "
+            "there is no folder organisation/Model-0.5B here, and the Hub is not asked: "
             "HF_HUB_OFFLINE is set.",
         ),
         (
@@ -101,7 +101,7 @@ def test_further_missing_models_are_refused_by_their_own_key(
     status, said = plan(*words, f"{key}=outputs/model", pipeline="ppo")
     assert status == REFUSED
     assert said.startswith(
-        f"siirl: {key}=outputs/model: there is no folder outputs/model here, and the hub is not "
+        f"siirl: {key}=outputs/model: there is no folder outputs/model here, and the Hub is not "
         "asked"
     )
 
@@ -109,7 +109,7 @@ def test_further_missing_models_are_refused_by_their_own_key(
 def test_a_mistyped_folder_is_reported_at_once_where_the_hub_cannot_be_reached(
     tmp_path: Path,
 ) -> None:
-    """Without an offline setting, as most users are: nothing listens at the hub's address. Retries
+    """Without an offline setting, as most users are: nothing listens at the Hub's address. Retries
     would take minutes and print messages.
     """
     with socket.socket() as nobody:
@@ -131,7 +131,7 @@ def test_a_mistyped_folder_is_reported_at_once_where_the_hub_cannot_be_reached(
     assert done.returncode == REFUSED
     assert done.stderr == (
         "siirl: actor_rollout_ref.model.path=outputs/model: there is no folder outputs/model here, "
-        "and the hub could not be reached "
+        "and the Hub could not be reached "
         "([Errno 111] Connection refused). Give a folder with config.json, model.safetensors and a "
         "tokenizer, or try again.\n"
     )

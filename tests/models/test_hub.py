@@ -1,4 +1,4 @@
-"""The hub is asked once, and each answer has a clear message: a local fake hub gives them all."""
+"""The Hub is asked once, and each answer has a clear message: a local fake hub gives them all."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("org/none", "there is no folder org/none here, and the hub has no such public model"),
+        ("org/none", "there is no folder org/none here, and the Hub has no such public model"),
         (
             "org/gated",
             "its owners must grant access: request it at https://huggingface.co/org/gated",
@@ -106,16 +106,16 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
         ),
         (
             "org/down",
-            "there is no folder org/down here, and the hub answered with status 503. Give a folder",
+            "there is no folder org/down here, and the Hub answered with status 503. Give a folder",
         ),
         (
             "org/silent",
-            "there is no folder org/silent here, and the hub could not be reached (timed out). "
+            "there is no folder org/silent here, and the Hub could not be reached (timed out). "
             "Give a folder",
         ),
         (
             "unreachable",
-            "there is no folder org/x here, and the hub could not be reached "
+            "there is no folder org/x here, and the Hub could not be reached "
             "([Errno 111] Connection refused). Give a folder",
         ),
     ],
@@ -129,7 +129,7 @@ def test_a_model_that_cannot_be_downloaded_is_refused_with_the_reason(
 
 def test_a_name_that_no_model_can_have_is_refused(answers: dict) -> None:
     assert answers["found"]["no id"].startswith(
-        "ConfigError: critic.path=a b/c: there is no folder a b/c here, and no model on the hub"
+        "ConfigError: critic.path=a b/c: there is no folder a b/c here, and no model on the Hub"
     )
 
 
@@ -140,12 +140,12 @@ def test_a_model_of_the_hub_keeps_its_name(answers: dict) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("kept, unreachable", "org/kept: the hub could not be reached"),
-        ("org/kept-down", "org/kept-down: the hub answered with status 503"),
+        ("kept, unreachable", "org/kept: the Hub could not be reached"),
+        ("org/kept-down", "org/kept-down: the Hub answered with status 503"),
         ("org/kept-gated", "org/kept-gated: its owners must grant access"),
         (
             "org/kept-private",
-            "org/kept-private: the hub has no such public model",
+            "org/kept-private: the Hub has no such public model",
         ),
     ],
 )

@@ -306,7 +306,7 @@ def _append(parent: ET.Element, part: ThingPart, *, density: float) -> None:
 
 
 def _solids(part: ThingPart) -> list[Solid]:
-    """Solids that have their mass from the thing: those of parts without a mass of their own."""
+    """Solids that get their mass from the thing: those of parts that state no mass."""
     own = [] if part.mass else list(part.solids)
     return own + [solid for inner in part.parts for solid in _solids(inner)]
 

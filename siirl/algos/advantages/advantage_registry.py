@@ -31,7 +31,7 @@ ESTIMATOR_COLUMNS = {
     "index": "int64 [B], group of each sample",
     "values": "[B, T], the critic's values, if a pipeline provides them",
     "value_mask": "[B, T], 1 at the first token of each decision, if a pipeline provides it",
-    "bootstrap_values": "[B], the critic's value of the state behind a cut or truncated row, "
+    "bootstrap_values": "[B], the critic's value of the state after a cut or truncated row, "
     "0 if the episode terminated; with actor_rollout_ref.rollout.n_steps",
     "reward_baselines": "[B], reward of a greedy rollout of the same prompt, if a pipeline "
     "provides it",

@@ -1,7 +1,7 @@
 """Generalised advantage estimation, over tokens or over decisions of several tokens.
 
-Tokens that the mask excludes (tool output, padding) are skipped: the next token is the next one
-that the policy chose. Results are exact under padding on either side.
+Tokens that the mask excludes (tool output, padding) are skipped: a token's successor is the next
+token that the policy chose. Results are exact under padding on either side.
 
 A decision may span several tokens: a chunk of a robot's actions is decoded at once from one
 observation. GAE steps from state to state, and no state lies between the tokens of a chunk.
@@ -233,7 +233,7 @@ def gae_of_decisions(
 def with_bootstrap(
     *, rewards_BT: torch.Tensor, mask_BT: torch.Tensor, bootstrap_B: torch.Tensor, gamma: float
 ) -> torch.Tensor:
-    """Rewards [B, T], plus `gamma * V` of the state behind each row at its last kept token.
+    """Rewards [B, T], plus `gamma * V` of the state after each row at its last kept token.
 
     `delta = r + gamma * V' - V` then holds there too, for a row that was cut or truncated: V
     estimates the rewards to come. It is 0 for an episode that terminated.
@@ -241,7 +241,7 @@ def with_bootstrap(
     Args:
         rewards_BT: Rewards of tokens.
         mask_BT: 1 where the policy chose the token.
-        bootstrap_B: V of the state behind the last decision, float [B].
+        bootstrap_B: V of the state after the last decision, float [B].
         gamma: Discount from one decision to the next.
 
     Raises:

@@ -61,8 +61,8 @@ def pass_at_k_advantage(
     chosen_B = count_B if k is None else count_B.clamp(max=k)
 
     exact_B = rewards_B.detach().to(torch.float64)[order_B]
-    # Gains are in units of the group's spread: in the running sum over all groups, large rewards of
-    # one group cost no digits of another's.
+    # Gains are in units of the group's spread, so that large rewards in one group cost no
+    # precision in another group's part of the running sum.
     gap_B = torch.where(rank_B > 0, exact_B - exact_B.roll(1), 0.0) / torch.where(
         spread_B > 0, spread_B, 1.0
     )

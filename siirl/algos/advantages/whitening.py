@@ -22,7 +22,7 @@ def whiten_advantages(
     """Standardise advantages over the kept tokens of all ranks; 0 where the mask is 0.
 
     Args:
-        advantages_BT: One number a token.
+        advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         how: `unbiased`: variance with n - 1 (verl); `biased`: with n (OpenRLHF); `mean`: subtract
             the mean only; `none`.

@@ -65,7 +65,7 @@ def select_clip_cov(
     Args:
         log_probs_BT: Of the policy before the step.
         old_log_probs_BT: Of the policy in the ratio's denominator.
-        advantages_BT: One number a token.
+        advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         place_B: Position of each row among the rows of all ranks, so that the draw does not depend
             on how rows are distributed.
@@ -139,7 +139,7 @@ def select_kl_cov(
 
     Args:
         log_probs_BT: Of the policy before the step.
-        advantages_BT: One number a token.
+        advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         place_B: Position of each row among the rows of all ranks.
         kl_cov_ratio: Share of all kept tokens that is chosen, at least one; 2e-3, the paper's for

@@ -55,7 +55,7 @@ def cpgd_policy_loss(
     Args:
         log_probs_BT: With gradient.
         old_log_probs_BT: Without.
-        advantages_BT: One number a token.
+        advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         clip_ratio_low: 0.2, PPO's own; below 1, because the bound is log(1 - low).
         clip_ratio_high: 0.2, PPO's own.
@@ -111,7 +111,7 @@ def cispo_policy_loss(
     Args:
         log_probs_BT: With gradient.
         old_log_probs_BT: Without.
-        advantages_BT: One number a token.
+        advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         clip_ratio_low: 1, no lower bound, as the paper.
         clip_ratio_high: 4: a weight is at most 5, as TRL recommends after ScaleRL (arXiv

@@ -217,7 +217,7 @@ class PromptRunner:
         return index
 
     def _step_of(self, columns: Mapping[str, Any]) -> int:
-        """Training step behind the oldest weights that acted in a row."""
+        """Training step that made the oldest weights that acted in a row."""
         player = int(columns.get("agent_group", self.group))
         version = int(columns["policy_version"])
         try:

@@ -282,13 +282,13 @@ class _NoNumber(ValueError):
 
 def _number(row: Mapping[str, Any], name: str) -> float:
     if type(row[name]) not in (int, float):
-        raise _NoNumber(f"{name} is {row[name]!r:.100}, which is no number")
+        raise _NoNumber(f"{name} is {row[name]!r:.100}, which is not a number")
     return float(row[name])
 
 
 def _whole(row: Mapping[str, Any], name: str) -> int:
     if not is_count(row[name]):
-        raise _NoNumber(f"{name} is {row[name]!r:.100}, which is no whole number from 0")
+        raise _NoNumber(f"{name} is {row[name]!r:.100}, which is not a whole number of at least 0")
     return int(row[name])
 
 
@@ -356,7 +356,7 @@ def _numbers(
         values = np.asarray(rows[name].to_pylist(), np.float32)
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(
-            f"{file}, {name}: rows of different lengths, or no numbers ({error}). {REMEDY}"
+            f"{file}, {name}: rows of different lengths, or not numbers ({error}). {REMEDY}"
         ) from error
     return values.reshape(len(rows), -1)[list(kept)]
 

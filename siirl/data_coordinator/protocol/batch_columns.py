@@ -164,26 +164,26 @@ COLUMNS: dict[str, Column] = {
         "1 at the first token of each decision, which has a value",
     ),
     "final_pixel_values": Column(
-        np.uint8, "B N H W 3", Layout.FIXED, "camera images behind the last decision of a row"
+        np.uint8, "B N H W 3", Layout.FIXED, "camera images after the last decision of a row"
     ),
     "final_proprioception": Column(
-        np.float32, "B J", Layout.FIXED, "proprioception behind the last decision of a row"
+        np.float32, "B J", Layout.FIXED, "proprioception after the last decision of a row"
     ),
     "final_instruction_ids": Column(
         np.int64,
         "B L",
         Layout.FIXED,
-        "words of the instruction behind the last decision of a row, if it may change",
+        "words of the instruction after the last decision of a row, if it may change",
     ),
     "bootstrapped": Column(
         np.bool_,
         "B",
         Layout.FIXED,
-        "whether rewards follow behind the row: it was cut or truncated, the episode did not "
+        "whether rewards follow the row: it was cut or truncated, and the episode did not "
         "terminate",
     ),
     "bootstrap_values": Column(
-        np.float32, "B", Layout.FIXED, "value of the state behind a row; 0 after termination"
+        np.float32, "B", Layout.FIXED, "value of the state after a row; 0 after termination"
     ),
     "reward_baselines": Column(
         np.float32, "B", Layout.FIXED, "reward of a greedy rollout of the same prompt"

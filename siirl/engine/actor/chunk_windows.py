@@ -22,7 +22,7 @@ BEHIND = (
     *("final_pixel_values", "final_proprioception", "final_instruction_ids"),
     *("bootstrapped", "bootstrap_values"),
 )
-"""Columns of the state behind a row's last decision; rows of single decisions have none."""
+"""Columns of the state after a row's last decision; rows of single decisions have none."""
 
 
 def chunk_windows(batch: TensorDict, *, chunks: int) -> list[Part]:

@@ -81,7 +81,7 @@ def prefix_groups(
 def rows_at_once(
     *, prefix: int, suffixes: Sequence[int], width: int, most_tokens: int | None
 ) -> int:
-    """The cheapest number of rows behind one computed prefix; at least one.
+    """The cheapest number of rows for one computed prefix; at least one.
 
     Args:
         prefix: Tokens of the prompt.

@@ -91,7 +91,7 @@ class Critic:
         return Values(values_BT=values_BT, value_mask_BT=self.decisions(batch))
 
     def bootstrap_values(self, batch: TensorDict) -> torch.Tensor:
-        """Value [B] of the state behind each of this rank's rows; 0 if its episode terminated.
+        """Value [B] of the state after each of this rank's rows; 0 if its episode terminated.
 
         Every rank calls it.
 

@@ -89,7 +89,7 @@ def embodied_value_scorer(
 
 
 def states_behind(batch: TensorDict) -> TensorDict:
-    """The states behind the last decision of each row, as rows of one chunk of one token."""
+    """The states after the last decision of each row, as rows of one chunk with one token."""
     rows = len(batch)
     token_BT = torch.zeros((rows, 1), dtype=torch.long, device=batch["response_mask"].device)
     columns = {

@@ -132,7 +132,7 @@ class RewardModel:
 
     @torch.no_grad()
     def forward(self, conversations: Sequence[Sequence[int]]) -> list[float]:
-        """One score a conversation."""
+        """One score per conversation."""
         longest = max(len(ids) for ids in conversations)
         input_ids = torch.tensor(
             [[*ids, *[self.pad_id] * (longest - len(ids))] for ids in conversations]

@@ -117,8 +117,8 @@ def _part(graph: TaskGraph, *, index: int, node_ids: set[str]) -> TaskGraph:
 def _with_one_dependency(
     graph: TaskGraph, node_id: str, dependency: str, *, index: int
 ) -> TaskGraph:
-    """The graph in which `node_id` depends on `dependency` alone, without nodes that then lead
-    nowhere.
+    """The graph in which `node_id` depends on `dependency` alone, without nodes that no exit then
+    depends on.
     """
     narrowed = TaskGraph(graph.graph_id, graph.description)
     for node in graph.nodes.values():

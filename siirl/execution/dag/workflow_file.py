@@ -31,7 +31,7 @@ from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 
 _STAGES = "siirl.dag_worker.stages"
 
-# (role, only a forward pass) of a node that runs a model, or (role, False) of one that computes.
+# Stage by a node's role, and by whether it only runs a forward pass; False if it runs no model.
 MODEL_STAGES = {
     (NodeRole.ROLLOUT, False): f"{_STAGES}:generate",
     (NodeRole.ACTOR, True): f"{_STAGES}:compute_old_log_prob",

@@ -82,7 +82,7 @@ def test_download_that_breaks_off_ends_with_stand_ins_and_is_reported(
         broken = automatic_choice(HF_ENDPOINT=address)
     assert broken.stdout == "stand-in\n"
     assert (
-        "LIBERO's assets could not be downloaded from the hub (peer closed connection"
+        "LIBERO's assets could not be downloaded from the Hub (peer closed connection"
         in broken.stderr
     )
     later = automatic_choice(HF_HUB_OFFLINE="1")

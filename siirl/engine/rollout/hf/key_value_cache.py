@@ -173,7 +173,7 @@ def attend(
         query: [R, H * G, 1, D].
         key: [R, H, L, D], the first positions of the slots, and `value` likewise.
         attention_mask: [R, 1 or H, 1, L], zero up to the row's own position and minus infinity
-            behind it.
+            after it.
         scaling: Factor of the scores; None: one over the square root of D.
         sliding_window: Positions that a token sees, including its own; None: all.
 
@@ -234,7 +234,7 @@ def attend_rounded(
 def out_of_window(bias: torch.Tensor, *, window: int) -> torch.Tensor:
     """Bias [R, 1 or H, 1, L] that masks positions `window` or more before a row's own.
 
-    `bias` masks the positions behind it.
+    `bias` masks the positions after it.
     """
     own = (bias == 0).sum(-1, keepdim=True) - 1
     distant = torch.arange(bias.shape[-1], device=bias.device) <= own - window

@@ -2,7 +2,7 @@
 
 An episode that is running at the end of a segment continues in the next one with the new weights.
 When an episode ends, the next one starts in the same segment. A segment yields one training row for
-each part of an episode in it. A row has the state behind its last decision; that state's value
+each part of an episode in it. A row has the state after its last decision; that state's value
 estimates the rewards to come. The episode was cut or truncated there, unless it terminated
 (Schulman et al. 2017, arXiv 1707.06347, section 5).
 
@@ -242,7 +242,7 @@ class SegmentWorkflow(RolloutWorkflow):
     def _behind(
         self, observation: Any, data: EpisodeRequest, *, terminated: bool
     ) -> dict[str, Any]:
-        """Columns of the state behind a row's last decision."""
+        """Columns of the state after a row's last decision."""
         state = self.episodes.request(observation, data, None)
         columns: dict[str, Any] = {"bootstrapped": not terminated}
         if state.pixel_values is not None:

@@ -142,7 +142,7 @@ def process_state_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def start_errors(settings: dict[str, Any]) -> Iterator[None]:
-    """Raise vLLM's start errors as RunFailed, with the reason and the keys behind `settings`."""
+    """Raise vLLM's start errors as RunFailed, with the reason and the keys that set `settings`."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
