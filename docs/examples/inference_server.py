@@ -6,8 +6,8 @@ siirl train pipeline=grpo env=math rollout=server \
     "actor_rollout_ref.rollout.server.urls=[http://127.0.0.1:8100]"
 
 It generates with siirl's own engine on a CPU, in float32. Use it as a description of the
-routes, as a start for another engine, or to try rollout=server without vLLM. Left out:
-authentication, clients beside one run, top-p and top-k.
+routes, as a starting point for another engine, or to try rollout=server without vLLM. Left out:
+authentication, clients other than one run, top-p and top-k.
 """
 
 import asyncio
