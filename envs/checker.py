@@ -30,7 +30,7 @@ from envs.checked_values import (
     waits,
 )
 
-CHECK_STEPS = 12  # of the compared episodes
+CHECK_STEPS = 12  # length of the compared episodes
 CHUNK = 5
 STREAMS = {"often": FrameRequest(every=1, size=24), "seldom": FrameRequest(every=4, size=16)}
 

@@ -36,7 +36,7 @@ from envs.prompt_rows import (
 
 ROWS_AT_ONCE = 512  # decoded at a time in a full pass: about a megabyte of text
 BYTES_OF_A_VALUE = 8  # of a number, or of a text's offset
-MAX_PIECE_BYTES = 64 << 20  # of rows unpacked at a time
+MAX_PIECE_BYTES = 64 << 20  # limit of the rows that are unpacked at a time
 # of one parquet row group in pyarrow's compact form, which stores a recurring text once
 MAX_GROUP_BYTES = 1 << 30
 

@@ -28,7 +28,7 @@ GSM8K_COLUMNS = ("question", "answer")
 GSM8K_SOURCE = "openai/gsm8k"  # the name of the data set on the Hub
 GSM8K_INSTRUCTION = "Think step by step, and write the final answer as a number after ####."
 _TRUTH = "reward_model.ground_truth must be text or a finite number"
-MAX_ROW_BYTES = 16 << 20  # of one unpacked row or line: more text than any model takes
+MAX_ROW_BYTES = 16 << 20  # per unpacked row or line: more text than any model takes
 
 
 @dataclass(frozen=True)

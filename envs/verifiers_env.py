@@ -57,7 +57,7 @@ from envs.verifiers_messages import comparable, plain_message, response_of, with
 PACKAGE = "verifiers"
 INSTALL = "pip install 'verifiers>=0.1.14,<0.4'"
 MAX_ACTION_CHARACTERS = 1 << 20
-UNBOUNDED_TURNS = 64  # of an environment without a limit
+UNBOUNDED_TURNS = 64  # limit for an environment that has none
 SUCCESS_AT = 1.0  # rubrics usually add up to 1
 
 Row = Mapping[str, Any]

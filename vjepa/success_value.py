@@ -35,7 +35,7 @@ GAMMA = 0.8  # per moment: half an episode before success counts 0.4; 0.6 to 0.9
 RIDGE = 0.1  # added to the kernel's diagonal of 1; 0.01 and 1 rank worse
 FEWEST_SUCCESSES = 2  # to learn from; one success shows its scene, not its task
 SKILL_DECAY = 0.9  # weight of earlier pairs in the skill, per step
-FEWEST_PAIRS = 8  # of a success and a failure in one group, before the skill counts
+FEWEST_PAIRS = 8  # pairs of a success and a failure in a group, before the skill counts
 
 
 BEST_MOMENTS = 2  # moments of an episode whose values are averaged; see `closeness`

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from envs.archives import MEBIBYTE, read_entry
 
 States = Literal["split", "all"]
-STATES = 50  # of each task
+STATES = 50  # per task
 HELD_OUT_EVERY = 5  # states 4, 9, ..., 49 are for evaluation
 # of a file's content and of its array; the benchmark's largest file has 50 kB
 MOST_BYTES = 16 * MEBIBYTE

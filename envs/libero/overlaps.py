@@ -19,7 +19,7 @@ LEVEL = 0.7  # horizontal part of a normal above which a thing is in another's s
 # share of the height between the things' bottoms: a thing that lies on another is sunk into it by
 # less
 SUNK = 0.5
-PASSES = 50  # of pushing, because a thing may be pushed into the next one
+PASSES = 50  # several, because a thing may be pushed into the next one
 
 
 def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:

@@ -22,7 +22,7 @@ CROP_AREA = 0.9
 # tf.image.convert_image_dtype multiplies [0, 1] by 255.5 and truncates.
 BACK_TO_LEVELS = 255.5 / 255
 JPEG_QUALITY = 95  # TensorFlow's default
-LOBES = 3  # of `lanczos3`
+LOBES = 3  # as in `lanczos3`
 FULL_SCALE, DRAFT = 1, 1  # Pillow's configuration of its JPEG decoder
 FIXED_POINT = 16  # bits after the point in libjpeg's colours
 

@@ -43,8 +43,8 @@ SAID_AGAIN = re.compile(
 )
 """Between two notations of one thing."""
 CHOICE = re.compile(r"[A-J]")
-DECIMAL_PLACES = 6  # of an answer that may be a rounded fraction, as in math-verify
-NEAR = Fraction(1, 10**5)  # largest distance from it, relative to the truth
+DECIMAL_PLACES = 6  # from which an answer may be a rounded fraction, as in math-verify
+NEAR = Fraction(1, 10**5)  # largest distance from the fraction, relative to the truth
 LISTED = re.compile(r"[0-9],(?![0-9]{3}(?![0-9]))")
 NO_NUMBER = re.compile(
     r"[<>?'`\"@#&|;:~,]|(?<!\\sum)(?<!\\prod)_|\.\."

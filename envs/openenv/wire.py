@@ -24,8 +24,8 @@ from envs.surrogates import without_surrogates
 from envs.text import Messages, ModelText, shortened
 
 SPEC = "x-siirl-spec"  # key of the action schema of `siirl serve`
-MAX_DEPTH = 16  # of spaces and infos
-MAX_ELEMENTS = 1 << 28  # of a box: its bounds are arrays
+MAX_DEPTH = 16  # levels of spaces and infos
+MAX_ELEMENTS = 1 << 28  # per Box: its bounds are arrays
 PLAIN_FIELDS = (
     *("name", "max_episode_steps", "reports_success", "replayable", "instruction_changes"),
     *("leaves_ungraded", "notice"),
@@ -241,7 +241,7 @@ def _dict_from_json(value: Any, space: spaces.Dict, *, where: str) -> dict[str, 
 def _array(value: Any, space: spaces.Space[Any], *, where: str) -> NDArray[Any]:
     dtype = np.dtype(space.dtype)
     shape = space.shape
-    assert shape is not None  # of Box, MultiDiscrete and MultiBinary
+    assert shape is not None  # Box, MultiDiscrete and MultiBinary have one
     expected = f"{dtype} {shape}"
     if isinstance(value, dict):
         found = (value.get("dtype"), value.get("shape"), value.get("base64"))

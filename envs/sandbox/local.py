@@ -38,7 +38,7 @@ GRACE_S = 10.0
 # Interval of memory and process checks; a program touches about 50 MiB in that time.
 LOOK_EVERY_S = 0.05
 OWN_TASKS = 3  # bubblewrap, its child that builds the walls, and the supervisor
-OVERHEAD_BYTES = 24 * MEBIBYTE  # of supervisor and bubblewrap
+OVERHEAD_BYTES = 24 * MEBIBYTE  # memory of supervisor and bubblewrap
 MESSAGE_BYTES = 4000  # of bubblewrap's error message
 
 

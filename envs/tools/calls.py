@@ -22,7 +22,7 @@ from envs.text import shortened
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 BLOCK = re.compile(rf"{OPENING}(.*?)(?:{CLOSING}|(?={OPENING})|\Z)", re.DOTALL)
-MAX_NESTING = 50  # of arguments; the JSON reader recurses
+MAX_NESTING = 50  # levels of arguments; the JSON reader recurses
 MAX_CALLS = 64  # parsed in one text; further calls are ignored
 
 

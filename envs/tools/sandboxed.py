@@ -12,7 +12,7 @@ from envs.sandbox.sandbox_env import make_sandbox
 from envs.tools.calls import ToolDescription
 from envs.tools.toolset import ToolError, Toolset, ToolsMissing
 
-TOTAL_S = 15.0  # of one program; several calls per turn stay below env.deadline_s
+TOTAL_S = 15.0  # per program; several calls per turn stay below env.deadline_s
 
 
 def sandboxed(

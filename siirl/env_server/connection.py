@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 HEADER = struct.Struct(">Q")
-NUMBER_BYTES = PROOF_BYTES = SECRET_BYTES = 32  # of SHA-256
+NUMBER_BYTES = PROOF_BYTES = SECRET_BYTES = 32  # as in SHA-256
 HANDSHAKE_DEADLINE_S = 60.0  # takes milliseconds, unless the machine is overloaded
 # six observations of 64 x 64 pixels are 74 kB; the buffer grows for a longer message
 BUFFER_BYTES = 1 << 18

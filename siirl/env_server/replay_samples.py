@@ -13,7 +13,7 @@ import numpy as np
 
 # elements kept of an array: enough to distinguish two images, 1/48 of a 64 x 64 image
 SAMPLE_SIZE = 256
-IMAGE_TOLERANCE = 8  # of 255 levels: graphics drivers of two nodes round differently
+IMAGE_TOLERANCE = 8  # levels of 255: graphics drivers of two nodes round differently
 # Processors of two nodes also round differently; a diverged episode differs by more.
 RELATIVE_TOLERANCE = 1e-4
 ABSOLUTE_TOLERANCE = 1e-5

@@ -6,7 +6,7 @@ from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments, Mo
 from siirl.preflight.model_shapes import ModelShape
 from siirl.preflight.rank_memory import PolicyMemory
 
-LARGEST_ERROR = 0.15  # of the measured peak
+LARGEST_ERROR = 0.15  # share of the measured peak
 
 
 def planned_bytes(

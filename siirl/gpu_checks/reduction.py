@@ -13,7 +13,7 @@ from siirl.engine.training.rank_device import prepare_device
 from siirl.gpu_checks.check import CheckSkipped, Trial
 from siirl.gpu_checks.updates import JOBS, distance, gradient_engine_of, update
 
-GRADIENT_BOUND = 1e-4  # of the norm, in float32: allows for another order of sums
+GRADIENT_BOUND = 1e-4  # share of the norm, in float32: allows for another order of sums
 
 
 def reduction(trial: Trial) -> None:

@@ -25,7 +25,7 @@ from siirl.preflight.model_shapes import openvla_shape
 PICTURE = (1, 224, 224, 3)
 BATCHES = (1, 4, 16, 64)
 RANK = 32  # of OpenVLA-OFT's own fine-tuning (arXiv 2502.19645, appendix)
-CHUNKS_OF_ADAPTERS, CHUNKS = 32, 16  # of a micro-batch; trainer=gpu_libero_one has the first
+CHUNKS_OF_ADAPTERS, CHUNKS = 32, 16  # per micro-batch; trainer=gpu_libero_one has the first
 
 
 def acting(trial: Trial) -> None:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 Video = NDArray[np.uint8]
 """Frames [F, height, width, 3]."""
-FREEZE_AFTER = (0.25, 0.5, 0.75)  # of a failure; the highest reward counts
-FAILURES_FROZEN = 4  # of a task
+FREEZE_AFTER = (0.25, 0.5, 0.75)  # shares of a failure; the highest reward counts
+FAILURES_FROZEN = 4  # per task
 
 
 class Played(NamedTuple):

@@ -69,7 +69,7 @@ from vjepa.progress_metrics import grouped_interval, grouped_rank_correlation, r
 
 RESULT_FILE = "reward_check.json"
 FILLING_STEPS = 2  # fill the reward's memory; not measured
-FEWEST_FAILURES = 6  # of a task, for a rank correlation
+FEWEST_FAILURES = 6  # per task, for a rank correlation
 NOTHING_IS_TRAINED = ("trainer.nnodes=1", "trainer.n_gpus_per_node=1")
 
 

@@ -267,7 +267,7 @@ def merged_in_turn(
 ) -> Iterator[Rows]:
     """`merged` for weights that arrive a few rows at a time, in the order of `adapters_first`."""
     assembly = Assembly()
-    matrices: dict[str, torch.Tensor] = {}  # of the layer whose weight comes next
+    matrices: dict[str, torch.Tensor] = {}  # those of the layer whose weight comes next
     for rows in weights:
         layer = rows.name.removesuffix(BASE_WEIGHT)
         if name_without_adapters(rows.name) is None:

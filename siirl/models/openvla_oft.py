@@ -34,7 +34,7 @@ from siirl.models.openvla_policy import (
 )
 
 STOP = 2  # Llama's </s>
-HEAD_BLOCKS = 2  # of `L1RegressionActionHead`
+HEAD_BLOCKS = 2  # as in `L1RegressionActionHead`
 DEVIATION = "log_std"
 """Name of the learnt deviation, which the published layout lacks."""
 BIDIRECTIONAL = "siirl_bidirectional"

@@ -30,7 +30,7 @@ from siirl.params.weight_files import (
     weight_files,
 )
 
-MINIATURE_TOKENS = 64  # of the vocabulary of `miniature`
+MINIATURE_TOKENS = 64  # size of the vocabulary of `miniature`
 
 
 def source_of(path: str | Path, *, place: str = MODEL_PATH) -> str:

@@ -16,7 +16,7 @@ from siirl.params.paths import fault_of_path
 from siirl.params.terminal_lines import text_columns
 
 EXAMPLE = "    "  # indent of the examples in a docstring
-COLUMN = 22  # of the meaning of a word
+COLUMN = 22  # where the meaning of a word begins
 
 Number = TypeVar("Number", int, float)
 

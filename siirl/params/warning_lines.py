@@ -10,7 +10,7 @@ from typing import TextIO
 
 from siirl.params.terminal_lines import say
 
-LEAST_CHARACTERS = 12  # of a prefix that identifies a warning
+LEAST_CHARACTERS = 12  # a prefix of this length identifies a warning
 _said: set[str] = set()
 
 

@@ -18,7 +18,7 @@ WEIGHTS_FILE = "model.safetensors"
 # index of weights in several files: the file of each weight
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 MOST_HEADER_BYTES = 100_000_000  # also the limit of the safetensors library
-BITS = 8  # of a byte; a stored number has at least one
+BITS = 8  # per byte; a stored number has at least one bit
 HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header
 LANGUAGE_MODEL_FOLDER = "a folder with config.json, model.safetensors and a tokenizer"
 

@@ -13,7 +13,7 @@ from siirl.preflight.plan import Plan, listed
 
 LEAST_TEXT = 40  # columns beside a topic; on a narrower terminal the text goes below it
 BELOW = 4  # indent of that text
-ROWS_BEFORE_START = 64  # of data.train_files, and of data.val_files: a second, with large pictures
+ROWS_BEFORE_START = 64  # per list of prompt files: a second, with large pictures
 ROWS_READ = (
     f"the first {ROWS_BEFORE_START} of each list of prompt files were read, with their pictures; "
     "the run reads all of them before its first step"

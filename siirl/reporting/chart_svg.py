@@ -24,7 +24,7 @@ _MOST_MARKED = 60
 _MOST_POINTS = 400
 """Limit of points: more points than pixels would only make the page larger."""
 _SMALLEST_SPAN = 1e-300
-_FINEST_SHARE = 1e-12  # of the larger end
+_FINEST_SHARE = 1e-12  # share of the larger end
 _ERROR_BARS = 30
 """Up to this many points, intervals are bars; above, they are a band."""
 

@@ -34,7 +34,7 @@ from siirl.reporting.statistics import (
 
 _HEADER_EVERY = 20  # rows: about one screen
 _STAGES_SHOWN = 5
-_STAGE_SHARE = 0.01  # of the step; shorter stages do not explain where the time went
+_STAGE_SHARE = 0.01  # stages below this share of a step do not explain its time
 PERTURBATION_HEADERS = {
     "object_pose": "object\npose",
     "instruction": "instruc-\ntion",
@@ -44,7 +44,7 @@ PERTURBATION_HEADERS = {
 """Two-line headers of long names."""
 _STEP_WIDTH = 10
 _TIME_LEFT = "time left"
-_WHOLE_COLUMNS = 2  # of intervals with counts that fit into 80 columns beside a folded name
+_WHOLE_COLUMNS = 2  # intervals with counts that fit into 80 columns beside a folded name
 _INDENT = " " * (_STEP_WIDTH + 2)  # indent of the lines below a row
 
 

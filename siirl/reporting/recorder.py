@@ -37,7 +37,7 @@ _WAITING = 8  # episodes in memory: at 30 frames of 256 x 256 about 50 MB
 _SMALLEST_SIDE = 256  # pixels; smaller frames are enlarged, so that the text can be read
 _FONT = ImageFont.load_default(size=14)
 _MARGIN, _LINE = 6, 20
-_MOST_LINES = 5  # of an instruction or notice: the longest of LIBERO take 3 at 256 pixels
+_MOST_LINES = 5  # per instruction or notice: LIBERO's longest take 3 at 256 pixels
 _TEXT_COLOUR, _NOTICE_COLOUR = (255, 255, 255), (240, 180, 60)
 _COLOURS = {"success": (60, 190, 90), "fail": (230, 70, 60), "unscored": (150, 150, 150)}
 

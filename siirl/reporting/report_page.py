@@ -52,7 +52,7 @@ LAST_STEP, LARGEST = 2**53, 1e300
 """Bounds of a diagram's values, because JSON integers are unbounded."""
 _VIDEOS_SHOWN = 12
 _PAIRS_SHOWN = 12
-_GROUPS_SHOWN = 16  # of the newest step; siirl report RUN --rollouts prints all
+_GROUPS_SHOWN = 16  # only the newest step's; siirl report RUN --rollouts prints all
 _WARNINGS_SHOWN = 8
 RELOAD_S = 10
 """Seconds between two reloads of the page: about a step of the small jobs."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from siirl.params.documents import is_count
 
-LARGEST = 1e300  # of a number, so that it can be printed and summed
+LARGEST = 1e300  # bound of numbers, so that they can be printed and summed
 Check = Callable[[Any], bool]
 
 

@@ -27,7 +27,7 @@ STALLED_STEPS = 10  # the KL of one step is a noisy estimate
 # fall: one trained at too high a rate, the other on samples that were four versions old.
 FALLEN_STEPS = 10
 FALLEN_ERRORS = 3.0  # standard errors; steps differ by their prompts
-FALLEN_SHARE = 0.8  # of the success at first; a smaller fall is not worth a warning
+FALLEN_SHARE = 0.8  # of the initial success; a smaller fall is not worth a warning
 UNMIXED_STEPS = 10  # with four groups of a task per step: forty without a mixed one
 SOLVED = 0.9  # success above which low entropy is expected
 

@@ -15,7 +15,7 @@ from envs.libero.expert.motion import PASSED_M, Motion, move, turned
 from envs.libero.libero_simulator import LiberoSimulator
 from envs.libero.scene import Vector, boxes, gripper_pose, object_body, region_half
 
-SAMPLES = 16  # of a path: 1 to 4 cm apart; a packet is 4 cm across
+SAMPLES = 16  # points of a path, 1 to 4 cm apart; a packet is 4 cm across
 # between a moving object and the obstacle below it; covers the error at a motion's end and a
 # slightly tilted hand
 OVER_M = 0.03

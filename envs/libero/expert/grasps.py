@@ -24,7 +24,7 @@ WALL_M = 0.002  # half of a vessel's wall
 # between the hand and an object that it must not touch: a motion ends this close to its target
 SLACK_M = 0.006
 HANDLE_SHARE = 1.5  # the sides of the narrowest mug are twice as wide as its handle
-SHIFTS = (0.0, 0.5, -0.5, 0.25, -0.25)  # of half the length, along a thing that is held across
+SHIFTS = (0.0, 0.5, -0.5, 0.25, -0.25)  # shares of half the length of a thing held across
 # Half sizes of the open hand, across and along the closing fingers, and its heights above the point
 # between the tips: measured on Panda.
 HAND = (

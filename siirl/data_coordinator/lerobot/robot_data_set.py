@@ -41,9 +41,9 @@ INDEX, LENGTH = "episode_index", "length"
 SHARED_DATA = "data/"
 """Prefix of the columns that name the parquet file in v3.0's episode table."""
 REMEDY = "Download or record the data set again."
-MOST_PIXELS = 1 << 24  # of an image: 4096 x 4096
-MOST_VALUES = 1 << 27  # of the columns read from a parquet file: a gigabyte of numbers
-MOST_FPS, LAST_SECOND = 10_000.0, 1e9  # of a video: larger values would overflow
+MOST_PIXELS = 1 << 24  # per image: 4096 x 4096
+MOST_VALUES = 1 << 27  # in the columns that are read from a parquet file: about a gigabyte
+MOST_FPS, LAST_SECOND = 10_000.0, 1e9  # larger values of a video would overflow
 LONGEST_NAME = 255  # bytes of a part of a path
 WORD = re.compile(r"\{(\w+)(?::0?(\d?)d)?\}")
 """A place in a pattern of file names: `{episode_index:06d}`."""

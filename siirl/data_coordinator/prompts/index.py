@@ -31,7 +31,7 @@ Encode = Callable[..., Sequence[int]]
 Gather = Callable[[Any], list[Any]]
 """Every rank's object, in rank order: `Collectives.gather_objects`."""
 
-ROWS_PER_PART = 4096  # of a worker process: about a second of tokenizing
+ROWS_PER_PART = 4096  # a worker process tokenizes them in about a second
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ It returns when all have copied what they need; `receive_mapped` is its other en
 """
 
 
-_NUMBERS = itertools.count()  # of buffers, because descriptors are reused
+_NUMBERS = itertools.count()  # identify buffers, because descriptors are reused
 
 
 class SharedMemory:

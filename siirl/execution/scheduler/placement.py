@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 # A bundle must request something. Ranks on CPUs reserve no core, because a laptop has fewer cores
 # than the job has processes.
 SOMETHING: Mapping[str, float] = {"memory": 1}  # byte
-A_SHARE = 0.001  # of the resource `node:ADDRESS`, one per machine: selects the machine
+A_SHARE = 0.001  # any request for the resource `node:ADDRESS` selects that machine
 TELL_AFTER_S = 10
 
 # A dead raylet does not come back. A GCS may be restarted if it has persistent storage; Ray's

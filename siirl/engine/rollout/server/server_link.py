@@ -24,8 +24,8 @@ Result = TypeVar("Result")
 
 RECONNECT_S = 20.0  # covers a proxy's restart; a restarted vLLM has lost the weights anyway
 BETWEEN_ATTEMPTS_S = 0.2
-CONTROL_BYTES = 1 << 20  # of answers without texts
-QUOTED_CHARACTERS = 300  # of an error that the server explains
+CONTROL_BYTES = 1 << 20  # limit of answers without texts
+QUOTED_CHARACTERS = 300  # of the server's explanation of an error
 SHUT_DOWN_S = 5.0
 
 

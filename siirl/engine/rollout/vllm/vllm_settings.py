@@ -28,7 +28,7 @@ ENVIRONMENT = {
     # By default their sockets lie in /tmp, protected only by the user's umask.
     **({"VLLM_RPC_BASE_PATH": os.environ[PRIVATE_FOLDER]} if PRIVATE_FOLDER in os.environ else {}),
 }
-PROBE_TOKENS = 16  # of the text that verifies new weights
+PROBE_TOKENS = 16  # length of the text that verifies new weights
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Largest mean log-prob difference between trained and acting module with the same weights.
 
