@@ -73,13 +73,15 @@ def _sync_to_acting_copy(folder: Path, engine: Any) -> int:
     from siirl.models.language_model import load_language_model
 
     copied = acting_copy(load_language_model(folder, weights=False), torch.bfloat16)
-    sync = WeightSync(trained=engine, acting=copied, engine=_Version(), ranks=engine.ranks)
+    sync = WeightSync(
+        trained=engine, acting=copied, engine=_PlaceholderEngine(), ranks=engine.ranks
+    )
     sync.sync()  # the copy's pages, and what is made once
     here = resident_bytes()
     return _peak_of(sync.sync, here)[1]
 
 
-class _Version:
+class _PlaceholderEngine:
     """Stands for the engine whose version follows the weights."""
 
     def update_weights(self, version: int) -> None:

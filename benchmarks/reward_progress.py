@@ -152,7 +152,7 @@ def encoders(training_clips: Path | None) -> dict[str, Encode]:
     }
     if training_clips is not None:
         clips, untrained = load_training_clips(training_clips), random_network()
-        grid = wrap(untrained, name="random", pooling="last_grid", crop=False, computing=ON_CPU)
+        grid = wrap(untrained, name="random", pooling="last_grid", crop=False, placement=ON_CPU)
         compared["random + read-out"] = encode_with_readout(
             lambda rows: torch.from_numpy(grid.encode(rows)), clips
         )

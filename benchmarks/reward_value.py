@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from benchmarks.collect_clips import WARM_START_TASKS, Clip, load_clips, roll_out, save_clips
 from benchmarks.measured_on import describe_machine
 from envs.metaworld.metaworld_env import MetaWorldEnv
-from siirl.jobs.idle_videos import IdleVideo, Played, idle_videos
+from siirl.jobs.idle_videos import IdleVideo, RealEpisode, idle_videos
 from vjepa.encoders import VideoEncoder, load_video_encoder
 from vjepa.pooling import OVER_TIME
 from vjepa.progress_metrics import grouped_rank_correlation, rank_correlation
@@ -145,7 +145,7 @@ def score_online(
         skills.append(output.metrics.get("reward/value_skill"))
         if start >= LEARNING_STEPS * GROUPS:
             played = [
-                Played(clip.task, clip.success, clip.frames)
+                RealEpisode(clip.task, clip.success, clip.frames)
                 for clip in map(clips.__getitem__, rows)
             ]
             for kind, share in outranked(list(idle_videos(played)), encoder, before, inputs):

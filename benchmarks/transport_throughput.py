@@ -46,7 +46,7 @@ from benchmarks.measured_on import describe_machine
 from benchmarks.processes import descendants_of
 from benchmarks.throughput_envs import NullEnv, PlainEnv, finished
 from siirl.env_server.pool import EnvPool
-from siirl.env_server.ray_transport import Opened, RayTransport
+from siirl.env_server.ray_transport import RayTransport, ReadyServer
 from siirl.env_server.transports import TRANSPORTS
 
 NULL = "benchmarks.throughput_envs:NullEnv"
@@ -165,7 +165,7 @@ def _serve_zmq(address: str, num_envs: int) -> None:
 class FarTransport(RayTransport):
     """Takes every server for one on another machine."""
 
-    def _open_area(self, opened: Opened) -> None:
+    def _open_area(self, opened: ReadyServer) -> None:
         return None
 
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vjepa.clips import prepare
-from vjepa.latent_encoder import ON_CPU, Computing, LatentEncoder
+from vjepa.latent_encoder import ON_CPU, EncoderPlacement, LatentEncoder
 from vjepa.pooling import MOMENTS, OVER_TIME, POOLINGS, Pooling
 from vjepa.readout import ReadOut
 from vjepa.release_checkpoint import load_release
@@ -102,7 +102,7 @@ def wrap(
     name: str,
     pooling: str | Pooling,
     crop: bool,
-    computing: Computing,
+    placement: EncoderPlacement,
 ) -> LatentEncoder:
     """Wrap a `VideoTransformer` as a `VideoEncoder`."""
     config = model.config
@@ -115,12 +115,12 @@ def wrap(
         image_size=config.image_size,
         pooling=pooling,
         crop=crop,
-        computing=computing,
+        placement=placement,
     )
 
 
 def load_tiny(
-    folder: Path, *, pooling: str | None = None, computing: Computing = ON_CPU
+    folder: Path, *, pooling: str | None = None, placement: EncoderPlacement = ON_CPU
 ) -> LatentEncoder:
     """The encoder that `vjepa.train_tiny` wrote into `folder`.
 
@@ -154,7 +154,7 @@ def load_tiny(
         name=folder.name,
         pooling=pooling or readout or config["pooling"],
         crop=False,
-        computing=computing,
+        placement=placement,
     )
 
 
@@ -208,7 +208,7 @@ def load_video_encoder(
     pooling: str | None = None,
     frames_per_clip: int | None = None,
     architecture: str | None = None,
-    computing: Computing = ON_CPU,
+    placement: EncoderPlacement = ON_CPU,
 ) -> VideoEncoder:
     """Load the encoder that `name_or_path` names.
 
@@ -220,7 +220,7 @@ def load_video_encoder(
             are faster).
         architecture: For a `.pt` file whose name is not the release's: `vitl`, `vith`, `vitg` or
             `vitg-384`.
-        computing: Device, type and batch of an encoder with weights; by default the CPU in float32.
+        placement: Device, type and batch of an encoder with weights; by default the CPU in float32.
 
     Raises:
         ValueError: An unknown name; the message has the known ones.
@@ -228,14 +228,14 @@ def load_video_encoder(
     """
     path = Path(name_or_path)
     if name_or_path == "tiny":
-        return load_tiny(tiny_folder(), pooling=pooling, computing=computing)
+        return load_tiny(tiny_folder(), pooling=pooling, placement=placement)
     if name_or_path == "random":
         return wrap(
             random_network(),
             name="random",
             pooling=pooling or DEFAULT_POOLING,
             crop=False,
-            computing=computing,
+            placement=placement,
         )
     if name_or_path == "pixels":
         return PixelsOverTime() if pooling == OVER_TIME else RawPixelEncoder()
@@ -246,10 +246,10 @@ def load_video_encoder(
             name=path.stem,
             pooling=pooling or DEFAULT_POOLING,
             crop=True,
-            computing=computing,
+            placement=placement,
         )
     if path.is_dir() and "model_type" not in json.loads((path / "config.json").read_text()):
-        return load_tiny(path, pooling=pooling, computing=computing)
+        return load_tiny(path, pooling=pooling, placement=placement)
     if path.is_dir() or name_or_path.count("/") == 1:
         from vjepa.transformers_encoder import load_transformers
 
@@ -257,7 +257,7 @@ def load_video_encoder(
             name_or_path,
             pooling=pooling or DEFAULT_POOLING,
             frames_per_clip=frames_per_clip,
-            computing=computing,
+            placement=placement,
         )
     raise ValueError(
         f"Unknown video encoder {name_or_path!r}. Known: pixels, random, tiny, a folder, a .pt "

@@ -1,8 +1,8 @@
 """Video encoders with weights: a network computes latents, and a pooling turns them into an
 embedding.
 
-`Computing` is the network's device, dtype and batch size. An encoder that shares a GPU with a
-policy keeps its weights in host memory and copies them to the GPU during a call.
+`EncoderPlacement` has the network's device, dtype and batch size. An encoder that shares a GPU with
+a policy keeps its weights in host memory and copies them to the GPU during a call.
 """
 
 # Axes: B clip, T frame or tubelet, N token, D channel of the latents, E channel of the embedding.
@@ -27,7 +27,7 @@ TOKENS_PER_PASS = 8192
 
 
 @dataclass(frozen=True)
-class Computing:
+class EncoderPlacement:
     """Device and types of an encoder's computation."""
 
     device: torch.device | str = "cpu"
@@ -39,7 +39,7 @@ class Computing:
     """Keep the weights in host memory, and copy them to the device for each call of `encode`."""
 
 
-ON_CPU = Computing()
+ON_CPU = EncoderPlacement()
 
 
 class LatentEncoder:
@@ -60,7 +60,7 @@ class LatentEncoder:
         image_size: int,
         pooling: str | Pooling,
         crop: bool,
-        computing: Computing,
+        placement: EncoderPlacement,
     ) -> None:
         """Wrap `network`.
 
@@ -75,26 +75,26 @@ class LatentEncoder:
             pooling: A name in `vjepa.pooling.POOLINGS`, or a function such as a trained read-out.
             crop: Resize and crop as V-JEPA 2's preprocessor does; otherwise the whole image is
                 kept.
-            computing: Device, type and batch.
+            placement: Device, type and batch.
         """
         self.name = name
         self.frames_per_clip = frames_per_clip
         self.image_size = image_size
-        self._grid, self._crop, self.computing = grid, crop, computing
+        self._grid, self._crop, self.placement = grid, crop, placement
         self._pooling = pooling_of(pooling) if isinstance(pooling, str) else pooling
         self.embedding_size = self._pooling(torch.zeros(1, *grid, width)).shape[1]
-        self.batch_size = computing.batch_size or max(1, TOKENS_PER_PASS // math.prod(grid))
-        self._network = network.to(computing.dtype).eval()
-        if not computing.offload:
+        self.batch_size = placement.batch_size or max(1, TOKENS_PER_PASS // math.prod(grid))
+        self._network = network.to(placement.dtype).eval()
+        if not placement.offload:
             for part in self._modules():
-                part.to(computing.device)
+                part.to(placement.device)
 
     def encode(self, clips: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         """See `VideoEncoder.encode`."""
         embeddings = np.zeros((len(clips), self.embedding_size), np.float32)
         if len(clips) > 0:
             self._fill(embeddings, clips)
-        if self.computing.offload and torch.device(self.computing.device).type == "cuda":
+        if self.placement.offload and torch.device(self.placement.device).type == "cuda":
             torch.cuda.empty_cache()  # the policy's update needs the memory
         return embeddings
 
@@ -103,15 +103,15 @@ class LatentEncoder:
         network = self._on_device(self._network)
         pooling = self._on_device(self._pooling)
         for rows, video in self._batches(clips):
-            latents = network(video.to(self.computing.dtype)).unflatten(1, self._grid)
+            latents = network(video.to(self.placement.dtype)).unflatten(1, self._grid)
             embeddings[rows] = pooling(latents.float()).cpu().numpy()
 
     def _on_device(self, part: Pooling) -> Pooling:
         """`part` with its weights on the device, or with copies there for one call."""
-        if not self.computing.offload or not isinstance(part, nn.Module):
+        if not self.placement.offload or not isinstance(part, nn.Module):
             return part
         tensors = {**dict(part.named_parameters()), **dict(part.named_buffers())}
-        copies = {name: tensor.to(self.computing.device) for name, tensor in tensors.items()}
+        copies = {name: tensor.to(self.placement.device) for name, tensor in tensors.items()}
         return functools.partial(functional_call, part, copies)
 
     def _modules(self) -> list[nn.Module]:
@@ -133,6 +133,6 @@ class LatentEncoder:
                     image_size=self.image_size,
                     crop=self._crop,
                     first_row=start,
-                    device=self.computing.device,
+                    device=self.placement.device,
                 ),
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vjepa.latent_encoder import ON_CPU, Computing, LatentEncoder
+from vjepa.latent_encoder import ON_CPU, EncoderPlacement, LatentEncoder
 
 
 def load_transformers(
@@ -19,7 +19,7 @@ def load_transformers(
     *,
     pooling: str,
     frames_per_clip: int | None = None,
-    computing: Computing = ON_CPU,
+    placement: EncoderPlacement = ON_CPU,
 ) -> LatentEncoder:
     """The encoder of a V-JEPA 2 model.
 
@@ -54,7 +54,7 @@ def load_transformers(
         image_size=config.crop_size,
         pooling=pooling,
         crop=True,
-        computing=computing,
+        placement=placement,
     )
 
 

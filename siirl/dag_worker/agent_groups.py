@@ -277,13 +277,15 @@ def assign_seats(
             (`env.played_by`).
         lockstep: Deterministic mode.
     """
-    seats = {
-        group: seat for group, rollout in rollouts.items() if (seat := rollout.seat()) is not None
+    engines = {
+        group: engine
+        for group, rollout in rollouts.items()
+        if (engine := rollout.engine_with_tokenizer()) is not None
     }
     for group, rollout in rollouts.items():
         # a rank has the players of those environments in which it plays episodes
-        if played_by[group] and set(played_by[group]) <= set(seats):
-            players = [seats[player] for player in played_by[group]]
+        if played_by[group] and set(played_by[group]) <= set(engines):
+            players = [engines[player] for player in played_by[group]]
             assign_engines(rollout, players, lockstep=lockstep)
 
 

@@ -16,9 +16,9 @@ from siirl.dag_worker.agent_groups import AgentPlace
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import (
     Closeable,
-    Learner,
     RankBuilder,
     Rollouts,
+    TrainedModel,
     Updates,
     WorkerComponents,
     make_kl_controller,
@@ -82,32 +82,32 @@ def build_components(
         raise InvariantError("Agent groups of robots cannot share weights.")
     of_rollouts = _Place(pool=pool, ranks=ranks, folder=place.folder, first_step=first_step)
     if shares is None:
-        rollouts, learner, weights = _with_own_weights(
+        rollouts, trained_model, weights = _with_own_weights(
             make, of_rollouts, with_critic=with_critic, updates=updates
         )
     else:
         assert isinstance(make, TextBuilder)
-        rollouts, learner, weights = _with_shared_weights(make, of_rollouts, owner=shares)
+        rollouts, trained_model, weights = _with_shared_weights(make, of_rollouts, owner=shares)
     loader, reward = make.loader(ranks), make.reward()
     context = StageContext(
         config=config,
         run_folder=place.folder,
         ranks=ranks,
         collector=make.collector(rollouts, ranks=ranks),
-        actor=learner.actor,
-        reference=learner.reference,
+        actor=trained_model.actor,
+        reference=trained_model.reference,
         reward=reward,
         weights=weights,
         redistribution=redistribution,
         kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
-        critic=learner.critic,
+        critic=trained_model.critic,
         loader=loader,
     )
     manager = CheckpointManager(
         folder=place.checkpoints,
-        engines=learner.engines(place.ending) if shares is None else {},
+        engines=trained_model.engines(place.ending) if shares is None else {},
         ranks=ranks,
-        export=lambda folder: make.describe(learner.module, folder / f"actor{place.ending}"),
+        export=lambda folder: make.describe(trained_model.module, folder / f"actor{place.ending}"),
     )
     validator = make.validator(rollouts, ranks=ranks, loader=loader, reward=reward)
     return WorkerComponents(context, rollouts.rollout, validator, rollouts.episode_log, manager)
@@ -124,33 +124,33 @@ class _Place(TypedDict):
 
 def _with_own_weights(
     make: RankBuilder, place: _Place, *, with_critic: bool, updates: Updates
-) -> tuple[Rollouts, Learner, WeightSync]:
+) -> tuple[Rollouts, TrainedModel, WeightSync]:
     module = make.load()
     rollouts = make.rollouts(make.acting(module), **place)
-    learner = make.learner(module, with_critic=with_critic, updates=updates)
+    trained_model = make.trained_model(module, with_critic=with_critic, updates=updates)
     weights = WeightSync(
-        trained=learner.actor.engine,
+        trained=trained_model.actor.engine,
         acting=rollouts.acting,
         engine=rollouts.rollout.engine,
         ranks=place["ranks"],
     )
-    return rollouts, learner, weights
+    return rollouts, trained_model, weights
 
 
 def _with_shared_weights(
     make: TextBuilder, place: _Place, *, owner: WorkerComponents
-) -> tuple[Rollouts, Learner, WeightSync]:
-    learner = with_weights_of(owner, make)
+) -> tuple[Rollouts, TrainedModel, WeightSync]:
+    trained_model = with_weights_of(owner, make)
     engine = cast(TextEngine, owner.rollout.engine)
-    rollouts = make.rollouts_of(engine, learner.module, **place)
-    return rollouts, learner, owner.context.weights
+    rollouts = make.rollouts_of(engine, trained_model.module, **place)
+    return rollouts, trained_model, owner.context.weights
 
 
-def with_weights_of(owner: WorkerComponents, make: RankBuilder) -> Learner:
+def with_weights_of(owner: WorkerComponents, make: RankBuilder) -> TrainedModel:
     """Trains the weights of `owner` with a separate actor."""
     context = owner.context
     engine = context.actor.engine
-    return Learner(engine.module, make.actor(engine), context.critic, context.reference)
+    return TrainedModel(engine.module, make.actor(engine), context.critic, context.reference)
 
 
 @dataclass

@@ -171,7 +171,7 @@ class Updates:
 
 
 @dataclass(frozen=True)
-class Learner:
+class TrainedModel:
     """Trained weights, with the objects that update and score them."""
 
     module: nn.Module
@@ -257,11 +257,11 @@ class RankBuilder(abc.ABC):
         """Groups of rows that stay together in a micro-batch; None: each row alone."""
         return None
 
-    def learner(self, module: Any, *, with_critic: bool, updates: Updates) -> Learner:
+    def trained_model(self, module: Any, *, with_critic: bool, updates: Updates) -> TrainedModel:
         """Build actor, critic and reference to train `module`."""
         actor = self.actor(self.engine(module, trained=True, steps=updates.policy))
         critic = self.critic(updates.critic) if with_critic else None
-        return Learner(module, actor, critic, self.reference(actor, module))
+        return TrainedModel(module, actor, critic, self.reference(actor, module))
 
     def engine(self, module: Any, *, trained: bool, steps: int = 0) -> TrainEngine[TokenScores]:
         """Build the engine of a policy, with an optimiser if it is trained; `steps` are those of

@@ -45,7 +45,7 @@ RollOut = Callable[[TensorDict], Awaitable[TensorDict]]
 
 
 @dataclass
-class _Round:
+class _RoundState:
     """Outputs of the nodes that have run in a step, or in a refill of it."""
 
     nodes: frozenset[str]
@@ -61,12 +61,12 @@ class _Round:
     """By agent group."""
     further: dict[str, list[TensorDict]] = field(default_factory=dict)
     """Prompts of refills, by the entry node that gets them as well."""
-    begun: dict[str, "_Begun"] = field(default_factory=dict)
+    begun: dict[str, "_StartedNode"] = field(default_factory=dict)
     """Nodes whose work has started and that have not been called yet."""
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _StartedNode:
     """A node's work that runs outside this thread, and its input."""
 
     batch: TensorDict
@@ -98,7 +98,7 @@ class Dataflow:
         for node in self.graph.nodes.values():
             if node.skip_reason is None:
                 node.status = NodeStatus.PENDING
-        step = _Round(nodes=frozenset(self.graph.nodes), more=0)
+        step = _RoundState(nodes=frozenset(self.graph.nodes), more=0)
         try:
             for node, begins in self._order:
                 self._mark_ready(step)
@@ -118,7 +118,9 @@ class Dataflow:
             roll_out: Replaces the function of nodes that act; nothing else is awaited.
         """
         groups = self.graph.agent_groups()
-        step = _Round(frozenset(self.graph.nodes), more=0, prompts=dict.fromkeys(groups, prompts))
+        step = _RoundState(
+            frozenset(self.graph.nodes), more=0, prompts=dict.fromkeys(groups, prompts)
+        )
         for node in self.graph.get_nodes():
             if not acts(node):
                 self._run(node, step)
@@ -132,17 +134,17 @@ class Dataflow:
         """`running_order`, the same in every step; the graph is complete before the first one."""
         return running_order(self.graph)
 
-    def _mark_ready(self, this: _Round) -> None:
+    def _mark_ready(self, this: _RoundState) -> None:
         for name, before in self.graph.rev_adj.items():
             node = self.graph.nodes[name]
             if node.status is NodeStatus.PENDING and this.done.issuperset(before):
                 node.status = NodeStatus.READY
 
-    def _begin(self, node: Node, this: _Round) -> None:
+    def _begin(self, node: Node, this: _RoundState) -> None:
         batch, writers = self._input(node, this)
-        this.begun[node.node_id] = _Begun(batch, writers, self.begin(node, batch))
+        this.begun[node.node_id] = _StartedNode(batch, writers, self.begin(node, batch))
 
-    def _run(self, node: Node, this: _Round) -> None:
+    def _run(self, node: Node, this: _RoundState) -> None:
         begun = this.begun.pop(node.node_id, None)
         if begun is None:
             (before, writers), started = self._input(node, this), None
@@ -168,7 +170,7 @@ class Dataflow:
         self._keep(node, this, before=before, after=output.batch, writers=writers)
 
     def _refuse_shared(
-        self, changed: Sequence[str], rows: TensorDict, node: Node, this: _Round
+        self, changed: Sequence[str], rows: TensorDict, node: Node, this: _RoundState
     ) -> None:
         """Raise ConfigError if `node` changed in place a tensor that other nodes will read."""
         if not changed:
@@ -182,7 +184,7 @@ class Dataflow:
                     f"batch[{name!r}] = batch[{name!r}] + 1 instead of batch[{name!r}] += 1."
                 )
 
-    def _unread(self, node: Node, this: _Round) -> Iterator[TensorDict]:
+    def _unread(self, node: Node, this: _RoundState) -> Iterator[TensorDict]:
         """Batches that nodes other than `node` have yet to read."""
         yield from this.outputs.values()
         yield from (begun.batch for begun in this.begun.values())
@@ -191,7 +193,7 @@ class Dataflow:
             if waits and other.agent_group in this.prompts:
                 yield this.prompts[other.agent_group]
 
-    def _input(self, node: Node, this: _Round) -> tuple[TensorDict, Writers]:
+    def _input(self, node: Node, this: _RoundState) -> tuple[TensorDict, Writers]:
         names = self.graph.get_sources(node.node_id)
         for name in set(self.graph.rev_adj[node.node_id]) - set(names):
             self._release(name, this)
@@ -227,7 +229,7 @@ class Dataflow:
     def _keep(
         self,
         node: Node,
-        this: _Round,
+        this: _RoundState,
         *,
         before: TensorDict,
         after: TensorDict,
@@ -243,14 +245,14 @@ class Dataflow:
                 node, before=before, after=after, inherited=writers
             )
 
-    def _release(self, name: str, this: _Round) -> None:
+    def _release(self, name: str, this: _RoundState) -> None:
         if name not in this.readers:
             return  # a DATA_LOAD node waits for it, and the refill does not run it
         this.readers[name] -= 1
         if not this.readers[name]:
             del this.outputs[name]
 
-    def _refill(self, node: Node, this: _Round, *, prompts: int) -> tuple[TensorDict, Writers]:
+    def _refill(self, node: Node, this: _RoundState, *, prompts: int) -> tuple[TensorDict, Writers]:
         """The input of `node` on further prompts; other readers of its ancestors get the rows too.
 
         Raises:
@@ -258,7 +260,7 @@ class Dataflow:
         """
         before = self.graph.get_writers(node.node_id)
         self._check_refill(node, before, this)
-        refill = _Round(nodes=frozenset({node.node_id, *before}), more=prompts)
+        refill = _RoundState(nodes=frozenset({node.node_id, *before}), more=prompts)
         kept = {name: this.outputs[name] for name in before if name in this.outputs}
         others = self._entries_met_by(node)
         self._check_entries(node, others, this)
@@ -290,7 +292,7 @@ class Dataflow:
             and any(name in line for line in joined)
         ]
 
-    def _check_entries(self, node: Node, entries: Iterable[str], this: _Round) -> None:
+    def _check_entries(self, node: Node, entries: Iterable[str], this: _RoundState) -> None:
         for name in entries:
             if name in {*this.done, *this.begun}:
                 raise ConfigError(
@@ -301,7 +303,7 @@ class Dataflow:
                     "on it."
                 )
 
-    def _check_refill(self, node: Node, before: Iterable[str], this: _Round) -> None:
+    def _check_refill(self, node: Node, before: Iterable[str], this: _RoundState) -> None:
         for name in before:
             ancestor = self.graph.nodes[name]
             if ancestor.node_type is NodeType.MODEL_TRAIN and not ancestor.only_forward_compute:

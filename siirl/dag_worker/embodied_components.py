@@ -40,7 +40,7 @@ from siirl.params.weight_files import learnt_tasks
 from siirl.reporting.finished_episodes import EpisodeRecorder
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder
 from vjepa.encoders import VideoEncoder, load_video_encoder
-from vjepa.latent_encoder import Computing
+from vjepa.latent_encoder import EncoderPlacement
 from vjepa.pooling import OVER_TIME
 
 SAMPLED = (False,)
@@ -236,18 +236,18 @@ def make_encoder(reward: RewardArguments, *, device: torch.device) -> VideoEncod
     return load_video_encoder(
         str(find(reward.encoder)),
         pooling=OVER_TIME if reward.name == "video_value" else None,
-        computing=encoder_computing(reward, device=device),
+        placement=encoder_placement(reward, device=device),
     )
 
 
-def encoder_computing(reward: RewardArguments, *, device: torch.device) -> Computing:
+def encoder_placement(reward: RewardArguments, *, device: torch.device) -> EncoderPlacement:
     """Device, type and batch of the encoder of a rank on `device`.
 
     On a GPU it is offloaded while idle: rollout and update need the memory.
     """
     place = torch.device("cpu") if reward.encoder_device == "cpu" else device
     by_default = torch.float32 if place.type == "cpu" else torch.bfloat16
-    return Computing(
+    return EncoderPlacement(
         device=place,
         dtype=by_default
         if reward.encoder_dtype is None

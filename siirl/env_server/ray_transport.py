@@ -73,7 +73,7 @@ RAY_WAS_SHUT_DOWN = (
 REASON_S = 5.0
 
 
-class Opened(NamedTuple):
+class ReadyServer(NamedTuple):
     """A server whose environments are made."""
 
     address: Address
@@ -117,7 +117,7 @@ class EnvServerActor:
         """Name of the process before its lines (`siirl.execution.scheduler.rank_output`)."""
         return f"server {self._number + 1}"
 
-    def open(self) -> Raised | Opened:
+    def open(self) -> Raised | ReadyServer:
         """Make the environments (see `EnvServer.open`), and listen for `serve`."""
         raised = self._loop.run_until_complete(self._server.open())
         if raised is not None:
@@ -127,7 +127,7 @@ class EnvServerActor:
         self._room = room_of_answer(self._server.spec)
         self._area = SharedArea.make(self._num_envs * self._room) if self._room else None
         handle = None if self._area is None else self._area.handle
-        return Opened((host, port), _node(), handle)
+        return ReadyServer((host, port), _node(), handle)
 
     def serve(self, *, shares_area: bool) -> None:
         """Answer requests until the pool ends the stream or disconnects; close the environments.
@@ -234,7 +234,7 @@ class RayTransport:
                 ray.kill(self._actor, no_restart=True)
 
     async def _open(self) -> Raised | None:
-        opened: Raised | Opened = await asyncio.wrap_future(self._actor.open.remote().future())
+        opened: Raised | ReadyServer = await asyncio.wrap_future(self._actor.open.remote().future())
         if isinstance(opened, Raised):
             return opened
         area = self._open_area(opened)
@@ -254,7 +254,7 @@ class RayTransport:
         self._serving.add_done_callback(lambda _: self._connection.abort())
         return None
 
-    def _open_area(self, opened: Opened) -> SharedArea | None:
+    def _open_area(self, opened: ReadyServer) -> SharedArea | None:
         """Map the server's memory, if it is on this machine."""
         if opened.area is None or opened.node != _node():
             return None

@@ -9,7 +9,7 @@ from siirl.engine.training.device_peaks import peak_of
 from siirl.gpu_checks.check import Trial
 from siirl.models.flops import video_flops
 from vjepa.encoders import random_network, wrap
-from vjepa.latent_encoder import Computing
+from vjepa.latent_encoder import EncoderPlacement
 from vjepa.release_checkpoint import ARCHITECTURES
 from vjepa.vision_transformer import VideoTransformer
 
@@ -23,8 +23,8 @@ def clips(trial: Trial) -> None:
     else:
         network = random_network()
     config = network.config
-    computing = Computing(device=trial.device, dtype=trial.dtype, offload=trial.on_gpu)
-    encoder = wrap(network, name="random", pooling="last_change", crop=True, computing=computing)
+    placement = EncoderPlacement(device=trial.device, dtype=trial.dtype, offload=trial.on_gpu)
+    encoder = wrap(network, name="random", pooling="last_change", crop=True, placement=placement)
     shape = (config.frames_per_clip, config.image_size, config.image_size, 3)
     count = 16 if trial.on_gpu else 2
     videos = [

@@ -31,7 +31,7 @@ from siirl.params import OptimizerArguments
 TINY_LM = "assets/tiny_lm"
 
 
-class _Version:
+class _PlaceholderEngine:
     """Placeholder for an engine that stores the version of the weights."""
 
     version = -1
@@ -76,7 +76,7 @@ def to_acting_copy(trial: Trial) -> None:
     with torch.device(trial.device):
         model = LanguageModel(Qwen2ForCausalLM(Qwen2Config(**shape)).eval())
     copied = acting_copy(model, torch.bfloat16)
-    _sync(trial, model, acting=copied, engine=_Version())
+    _sync(trial, model, acting=copied, engine=_PlaceholderEngine())
 
 
 def to_process(trial: Trial) -> None:

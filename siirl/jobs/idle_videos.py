@@ -18,7 +18,7 @@ FREEZE_AFTER = (0.25, 0.5, 0.75)  # shares of a failure; the highest reward coun
 FAILURES_FROZEN = 4  # per task
 
 
-class Played(NamedTuple):
+class RealEpisode(NamedTuple):
     """A real episode of the step."""
 
     task: str
@@ -34,7 +34,7 @@ class IdleVideo(NamedTuple):
     video: Video
 
 
-def idle_videos(episodes: Sequence[Played]) -> Iterator[IdleVideo]:
+def idle_videos(episodes: Sequence[RealEpisode]) -> Iterator[IdleVideo]:
     """Idle videos of every task that has a failure.
 
     - covered camera: black frames;

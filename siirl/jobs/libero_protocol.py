@@ -195,7 +195,7 @@ def run_protocol(
                 requests = [
                     _request(task, task_id, state, kind=kind, seed=seed) for state in missing
                 ]
-                kept = _KeptAtOnce(rollout.workflow, task=task, kind=kind, keep=keep)
+                kept = _RecordingWorkflow(rollout.workflow, task=task, kind=kind, keep=keep)
                 result = rollout.rollout_batch(requests, kept, on_done=on_done)
                 check_failures(
                     result,
@@ -208,7 +208,7 @@ def run_protocol(
     return episodes
 
 
-class _KeptAtOnce(RolloutWorkflow):
+class _RecordingWorkflow(RolloutWorkflow):
     """Drops trajectories after recording: 50 episodes of a 7B policy have 1 GB of images."""
 
     def __init__(

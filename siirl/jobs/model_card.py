@@ -19,7 +19,7 @@ from siirl.errors import ConfigError
 from siirl.params.documents import read_object
 from siirl.params.hub_place import DATASET, hub_place, is_hub_id
 from siirl.params.paths import find
-from siirl.params.policies import SEEING
+from siirl.params.policies import VISION_MODEL_TYPES
 from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.reporting.charts import KINDS_OF_EVALUATION
 from siirl.reporting.graph_drawing import read_graph, read_graph_id
@@ -215,7 +215,7 @@ def _kind(card: Card) -> str:
 
 def _use(card: Card) -> str:
     if is_text(card.description):
-        sees = card.description["model_type"] in SEEING
+        sees = card.description["model_type"] in VISION_MODEL_TYPES
         model = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
         return (
             "```python\n"

@@ -48,7 +48,7 @@ from siirl.engine.training.rank_device import prepare_device
 from siirl.errors import ConfigError
 from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.jobs.cluster_session import session
-from siirl.jobs.idle_videos import IdleVideo, Played, idle_videos
+from siirl.jobs.idle_videos import IdleVideo, RealEpisode, idle_videos
 from siirl.jobs.policy_place import configuration
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
@@ -74,7 +74,7 @@ NOTHING_IS_TRAINED = ("trainer.nnodes=1", "trainer.n_gpus_per_node=1")
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredEpisodes:
     """Episodes [N] and their rewards."""
 
     task_N: NDArray[np.str_]
@@ -85,7 +85,7 @@ class Scored:
     """True distance to success at the end; NaN if the environment does not report it."""
 
     @classmethod
-    def of(cls, outcomes: EpisodeOutcomes, reward_B: NDArray[np.float32]) -> "Scored":
+    def of(cls, outcomes: EpisodeOutcomes, reward_B: NDArray[np.float32]) -> "ScoredEpisodes":
         """The episodes of a step."""
         left_B = outcomes.oracle_distance_B
         return cls(
@@ -97,17 +97,17 @@ class Scored:
         )
 
     @classmethod
-    def joined(cls, steps: Sequence["Scored"]) -> "Scored":
+    def joined(cls, steps: Sequence["ScoredEpisodes"]) -> "ScoredEpisodes":
         """The episodes of several steps."""
         names = [field.name for field in fields(cls)]
         return cls(
             **{name: np.concatenate([getattr(step, name) for step in steps]) for name in names}
         )
 
-    def of_task(self, task: str) -> "Scored":
+    def of_task(self, task: str) -> "ScoredEpisodes":
         """The episodes of one task."""
         rows = self.task_N == task
-        return Scored(**{name: column[rows] for name, column in vars(self).items()})
+        return ScoredEpisodes(**{name: column[rows] for name, column in vars(self).items()})
 
 
 def check_reward(checkpoint: Path, overrides: Sequence[str], *, steps: int) -> None:
@@ -203,11 +203,13 @@ class RewardCheck:
         self.config, self.rollout, self.reward, self.encoder = config, rollout, reward, encoder
         self.ranks = OneProcess()
 
-    def run(self, steps: int) -> tuple[Scored, Mapping[str, float], dict[str, dict[str, float]]]:
+    def run(
+        self, steps: int
+    ) -> tuple[ScoredEpisodes, Mapping[str, float], dict[str, dict[str, float]]]:
         """Measured episodes, the reward's metrics of the last step, and the rewards of idle videos
         in that step, by task and kind.
         """
-        measured: list[Scored] = []
+        measured: list[ScoredEpisodes] = []
         prompts = self._prompts(FILLING_STEPS + steps)
         with Progress("steps", len(prompts)) as progress:
             for step, of_step in enumerate(prompts):
@@ -215,10 +217,10 @@ class RewardCheck:
                 before = copy.deepcopy(self.reward)
                 scores = self.reward.score(outcomes)
                 if step >= FILLING_STEPS:
-                    measured.append(Scored.of(outcomes, scores.reward_B))
+                    measured.append(ScoredEpisodes.of(outcomes, scores.reward_B))
                 progress.advance()
         paid = self._pay_idle(before, trajectories, outcomes)
-        return Scored.joined(measured), scores.metrics, paid
+        return ScoredEpisodes.joined(measured), scores.metrics, paid
 
     def _prompts(self, steps: int) -> list[list[EpisodeTask]]:
         """Held-out start states of each step; the tasks alternate."""
@@ -279,9 +281,9 @@ class RewardCheck:
         return paid
 
 
-def _played(trajectory: Trajectory) -> Played:
+def _played(trajectory: Trajectory) -> RealEpisode:
     row = trajectory.row
-    return Played(row["task_name"], row["complete"], trajectory.frames[ENCODER_STREAM].images)
+    return RealEpisode(row["task_name"], row["complete"], trajectory.frames[ENCODER_STREAM].images)
 
 
 def with_idle(
@@ -306,7 +308,7 @@ def with_idle(
     )
 
 
-def ranking(scored: Scored) -> dict[str, Any]:
+def ranking(scored: ScoredEpisodes) -> dict[str, Any]:
     """The reward's ranking of a task's failures.
 
     `within_groups` [correlation, low, high] and `over_task` are None without true distances, with

@@ -92,7 +92,7 @@ class FlowSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class InputOutputFormat:
     """How a policy reads observations and writes chunks."""
 
     images: int
@@ -150,7 +150,7 @@ class FlowVLA(Policy):
     Args:
         network: The network, with LeRobot's names.
         feature_size: Width of `Prefix.features_NW`.
-        reading: Form of observations and chunks.
+        io_format: Format of observations and chunks.
         actions: Coding of actions.
         flow: How it is sampled. folder: Of the files beside the weights.
     """
@@ -165,23 +165,23 @@ class FlowVLA(Policy):
         network: nn.Module,
         *,
         feature_size: int,
-        reading: Reading,
+        io_format: InputOutputFormat,
         actions: NormalisedActions,
         flow: FlowSettings,
         folder: Path,
     ) -> None:
         super().__init__()
-        self.reading = reading
+        self.io_format = io_format
         self.flow = flow
         self.folder = folder
         self.action_tokenizer: NormalisedActions = actions
-        self.chunk_length = reading.chunk_length
+        self.chunk_length = io_format.chunk_length
         self.distribution = FlowNoise if flow.noise == LEARNT else FlowSDE
         self.model = network
         self.feature_size = feature_size
-        moved = reading.chunk_size * reading.max_action_dim
+        moved = io_format.chunk_size * io_format.max_action_dim
         self.unseen = moved - self.tokens_per_chunk
-        place_KA = torch.arange(moved).view(reading.chunk_size, reading.max_action_dim)
+        place_KA = torch.arange(moved).view(io_format.chunk_size, io_format.max_action_dim)
         is_token_KA = torch.zeros_like(place_KA, dtype=torch.bool)
         is_token_KA[: self.chunk_length, : actions.dimensions] = True
         order_F = torch.cat([place_KA[is_token_KA], place_KA[~is_token_KA]])
@@ -204,12 +204,12 @@ class FlowVLA(Policy):
     ) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
         """The cameras that are read, and normalised proprioception; see `Policy.prepare`."""
         assert images is not None and proprioception is not None, "checked when it was made"
-        seen = np.stack([self.reading.view(image) for image in images[: self.reading.images]])
-        return seen, self.reading.state.normalise(proprioception)
+        seen = np.stack([self.io_format.view(image) for image in images[: self.io_format.images]])
+        return seen, self.io_format.state.normalise(proprioception)
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
         """Tokens of the instruction and a line's end, int64 [L]."""
-        return self.reading.tokens(text if text.endswith("\n") else f"{text}\n")
+        return self.io_format.tokens(text if text.endswith("\n") else f"{text}\n")
 
     def forward(
         self,
@@ -296,7 +296,7 @@ class Denoiser:
     ) -> torch.Tensor:
         """Velocities [N, S, F], tokens first."""
         order_F = self.policy.order_F
-        size = self.policy.reading.max_action_dim
+        size = self.policy.io_format.max_action_dim
         place_F = order_F.argsort()
         actions_NSKA = x_NSF[..., place_F].unflatten(-1, (-1, size))
         towards_noise = self.policy.model.velocity(

@@ -61,7 +61,7 @@ class LanguageModel(Adaptable):
     Args:
         causal_lm: Made by transformers' AutoModelForCausalLM.
         lora: The adapters in `causal_lm`, or None.
-        sight: Vision of a vision-language model (`siirl.models.sight.Sight`); None: text only.
+        vision_inputs: `siirl.models.vision_inputs.VisionInputs`; None: text only.
     """
 
     causal_lm: Any
@@ -77,7 +77,7 @@ class LanguageModel(Adaptable):
     """
 
     def __init__(
-        self, causal_lm: Any, *, lora: LoraArguments | None = None, sight: Any = None
+        self, causal_lm: Any, *, lora: LoraArguments | None = None, vision_inputs: Any = None
     ) -> None:
         super().__init__()
         for name, part in causal_lm.named_children():
@@ -86,7 +86,7 @@ class LanguageModel(Adaptable):
         object.__setattr__(self, "causal_lm", causal_lm)
         self.config = causal_lm.config
         self.lora = lora
-        self.sight = sight
+        self.vision_inputs = vision_inputs
         self.shares_prompts = False
 
     @functools.cached_property
@@ -118,7 +118,7 @@ class LanguageModel(Adaptable):
                 lanes, or bool [B, 1, S, S]: whether a place (next to last axis) attends to another.
             cache: Keys and values of earlier tokens (a transformers cache); None: the input has all
                 tokens.
-            seen: Pictures in the texts (`siirl.models.sight.SeenPictures`), if it sees.
+            seen: Pictures in the texts (`siirl.models.vision_inputs.SeenPictures`), if it sees.
         """
         decoder = self.causal_lm.base_model
         mask = (
@@ -127,8 +127,8 @@ class LanguageModel(Adaptable):
             else attention_mask
         )
         inputs = {"input_ids": input_ids, "position_ids": position_ids}
-        if self.sight is not None:
-            inputs = self.sight.inputs(
+        if self.vision_inputs is not None:
+            inputs = self.vision_inputs.inputs(
                 decoder, input_ids, position_ids, seen=seen, generates=cache is not None
             )
         output = decoder(
@@ -297,13 +297,15 @@ def load_language_model(
             )
         if stored is None and new is not None:
             add_adapters(causal_lm, new, seed=seed)
-        sight = _sight_of(config, source)
-        model = LanguageModel(causal_lm.eval(), lora=stored or new, sight=sight).eval()
+        vision_inputs = _vision_inputs_of(config, source)
+        model = LanguageModel(
+            causal_lm.eval(), lora=stored or new, vision_inputs=vision_inputs
+        ).eval()
         model.planned = planned
         asked = model
         if planned is not None:
             small = miniature(config, trust_remote_code=trust_remote_code)
-            asked = LanguageModel(small, sight=sight)
+            asked = LanguageModel(small, vision_inputs=vision_inputs)
         try_out(asked, source)
         model.shares_prompts = supports_masks(asked)
     if gradient_checkpointing:
@@ -311,15 +313,15 @@ def load_language_model(
     return model
 
 
-def _sight_of(config: Any, source: str) -> Any:
-    """Sight of a model that takes pictures, else None."""
+def _vision_inputs_of(config: Any, source: str) -> Any:
+    """`VisionInputs` of a model that takes pictures, else None."""
     if not takes_pictures(config):
         return None
     # imports Pillow and transformers' image processors, which text models do not need
     from siirl.models.seen_pictures import load_picture_reader
-    from siirl.models.sight import Sight
+    from siirl.models.vision_inputs import VisionInputs
 
-    return Sight(load_picture_reader(source, config).vision)
+    return VisionInputs(load_picture_reader(source, config).vision)
 
 
 def recompute_activations(model: nn.Module) -> None:

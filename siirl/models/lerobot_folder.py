@@ -28,8 +28,8 @@ from siirl.models.flow_vla import (
     DEVIATION,
     FlowSettings,
     FlowVLA,
+    InputOutputFormat,
     NormalisedActions,
-    Reading,
     Scale,
 )
 from siirl.models.lerobot_scales import ACTION, STATE, ProcessorSteps, read_scale
@@ -123,7 +123,7 @@ class LeRobotFolder:
         size = self.config.get(self.kind.image_size)
         return None if size is None else (size[0], size[1])
 
-    def reading(
+    def io_format(
         self,
         spec: EnvSpec,
         *,
@@ -131,7 +131,7 @@ class LeRobotFolder:
         chunk_length: int | None,
         tokenizer: Tokenizer,
         truncation_side: str,
-    ) -> Reading:
+    ) -> InputOutputFormat:
         """How the policy reads this environment. Arguments that are None have the checkpoint's
         values.
 
@@ -148,7 +148,7 @@ class LeRobotFolder:
                 "actions that the checkpoint denoises at once."
             )
         self._check_environment(spec, images=seen)
-        return Reading(
+        return InputOutputFormat(
             images=seen,
             view=published_image if _is_libero(spec) else lambda image: image,
             state=self._scale(STATE),

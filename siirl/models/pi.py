@@ -18,7 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from siirl.errors import ConfigError
-from siirl.models.flow_vla import PADDING, FlowSettings, FlowVLA, NormalisedActions, Reading
+from siirl.models.flow_vla import (
+    PADDING,
+    FlowSettings,
+    FlowVLA,
+    InputOutputFormat,
+    NormalisedActions,
+)
 from siirl.models.pi_network import Pi0Network, Pi05Network, PiNetwork
 from siirl.models.pi_parts import NetworkShape
 from siirl.models.prefix_layers import Prefix
@@ -36,7 +42,7 @@ class Pi(FlowVLA):
     Args:
         network: The network of one of the two.
         feature_size: See `FlowVLA`.
-        reading: Form of observations and chunks.
+        io_format: Format of observations and chunks.
         actions: Coding of actions.
         flow: How it is sampled.
         folder: Of the files beside the weights.
@@ -48,7 +54,7 @@ class Pi(FlowVLA):
         network: PiNetwork,
         *,
         feature_size: int,
-        reading: Reading,
+        io_format: InputOutputFormat,
         actions: NormalisedActions,
         flow: FlowSettings,
         folder: Path,
@@ -57,7 +63,7 @@ class Pi(FlowVLA):
         super().__init__(
             network,
             feature_size=feature_size,
-            reading=reading,
+            io_format=io_format,
             actions=actions,
             flow=flow,
             folder=folder,
@@ -105,7 +111,7 @@ class Pi05(Pi):
             ConfigError: The instruction is longer than the prompt has room for.
         """
         cleaned = text.strip().replace("_", " ").replace("\n", " ")
-        length = CHARACTERS * self.reading.instruction_length
+        length = CHARACTERS * self.io_format.instruction_length
         if len(cleaned) > length:
             raise ConfigError(
                 f"The instruction {cleaned[:40]!r}... has {len(cleaned)} characters, but the "
@@ -128,7 +134,7 @@ class Pi05(Pi):
     ) -> Prefix:
         assert pixel_values is not None and proprioception is not None, "checked when it was made"
         rows = zip(instruction_ids.cpu().numpy(), proprioception.cpu().numpy(), strict=True)
-        words_NL = np.stack([self.reading.tokens(self.prompt(*row)) for row in rows])
+        words_NL = np.stack([self.io_format.tokens(self.prompt(*row)) for row in rows])
         words = torch.from_numpy(words_NL).to(pixel_values.device)
         return self.model.prefix(pixel_values, words, proprioception)
 

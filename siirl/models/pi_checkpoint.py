@@ -187,7 +187,7 @@ def load_pi(
     flow = stored.flow(steps=steps, noise=noise, level=noise_level, std=noise_std)
     file = _tokenizer_file(folder, tokenizer)
     words = read_tokenizer(file)
-    reading = stored.reading(
+    io_format = stored.io_format(
         spec,
         images=images,
         chunk_length=chunk_length,
@@ -198,7 +198,7 @@ def load_pi(
     _require_known(words, shape.language.vocabulary, file=file)
     parts = {
         "shape": shape,
-        "reading": reading,
+        "io_format": io_format,
         "actions": stored.actions(spec),
         "flow": flow,
         "folder": folder,

@@ -20,7 +20,7 @@ from siirl.models.weights import PlannedWeights, load_weights, plan_weights
 from siirl.params.key_names import MODEL_PATH
 from siirl.params.model_args import LoraArguments
 from siirl.params.paths import find
-from siirl.params.policies import SEEING
+from siirl.params.policies import VISION_MODEL_TYPES
 from siirl.params.weight_files import (
     CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
@@ -120,7 +120,7 @@ def read_config(source: str, *, trust_remote_code: bool, place: str = MODEL_PATH
 
 def takes_pictures(config: Any) -> bool:
     """Whether a configuration belongs to a model that takes pictures."""
-    return config.model_type in SEEING
+    return config.model_type in VISION_MODEL_TYPES
 
 
 def picture_model_config(source: str) -> Any | None:
@@ -131,7 +131,7 @@ def picture_model_config(source: str) -> Any | None:
         described, _ = PreTrainedConfig.get_config_dict(source)
     except OSError:
         return None
-    if described.get("model_type") not in SEEING:
+    if described.get("model_type") not in VISION_MODEL_TYPES:
         return None
     return AutoConfig.from_pretrained(source)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import SmolVLMConfig
 
-from siirl.models.flow_vla import FlowSettings, FlowVLA, NormalisedActions, Reading
+from siirl.models.flow_vla import FlowSettings, FlowVLA, InputOutputFormat, NormalisedActions
 from siirl.models.smolvla_network import NetworkShape, SmolVLANetwork
 from siirl.params.weight_files import CONFIG_FILE, TOKENIZER_FILE
 
@@ -28,7 +28,7 @@ class SmolVLA(FlowVLA):
     Args:
         vlm: Configuration of the vision-language model.
         shape: Of the network.
-        reading: Of observations and chunks.
+        io_format: Format of observations and chunks.
         actions: Coding of actions.
         flow: How it is sampled.
         folder: Of the files beside the weights.
@@ -42,7 +42,7 @@ class SmolVLA(FlowVLA):
         vlm: SmolVLMConfig,
         *,
         shape: NetworkShape,
-        reading: Reading,
+        io_format: InputOutputFormat,
         actions: NormalisedActions,
         flow: FlowSettings,
         folder: Path,
@@ -52,7 +52,7 @@ class SmolVLA(FlowVLA):
         super().__init__(
             SmolVLANetwork(vlm, shape),
             feature_size=int(text.hidden_size),
-            reading=reading,
+            io_format=io_format,
             actions=actions,
             flow=flow,
             folder=folder,

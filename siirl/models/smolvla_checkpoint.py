@@ -119,7 +119,7 @@ def load_smolvla(
     shape = _shape(stored)
     flow = stored.flow(steps=steps, noise=noise, level=noise_level, std=noise_std)
     vlm_folder = _vlm_folder(folder, stored.config, vlm)
-    reading = stored.reading(
+    io_format = stored.io_format(
         spec,
         images=images,
         chunk_length=chunk_length,
@@ -131,7 +131,7 @@ def load_smolvla(
         policy = SmolVLA(
             vlm_config,
             shape=shape,
-            reading=reading,
+            io_format=io_format,
             actions=stored.actions(spec),
             flow=flow,
             folder=folder,

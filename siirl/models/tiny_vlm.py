@@ -15,8 +15,8 @@ from tokenizers import AddedToken
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
 from siirl.models.seen_pictures import PictureReader
-from siirl.models.sight import Sight
 from siirl.models.tiny_lm import END, PAD, tiny_tokenizer
+from siirl.models.vision_inputs import VisionInputs
 
 VISION_START, PICTURE, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 VIDEO = "<|video_pad|>"  # unused, but transformers' configuration needs its id
@@ -125,4 +125,4 @@ def new_tiny_vlm(*, seed: int, shape: TinyVLMShape | None = None) -> LanguageMod
         torch.manual_seed(seed)
         causal_lm = Qwen2_5_VLForConditionalGeneration(config).eval()
     assert chat.reader is not None
-    return LanguageModel(causal_lm, sight=Sight(chat.reader.vision))
+    return LanguageModel(causal_lm, vision_inputs=VisionInputs(chat.reader.vision))

@@ -36,7 +36,6 @@ from siirl.params.aliases import (
 from siirl.params.build import as_text, build
 from siirl.params.compose import choices_of, choose_again, chooses_group, name_of_graph, named_graph
 from siirl.params.config_groups import options
-from siirl.params.given import Given, given_by, value_at
 from siirl.params.home_paths import quote_homes
 from siirl.params.key_names import TRAIN_FILES
 from siirl.params.policies import LANGUAGE_MODEL
@@ -44,6 +43,7 @@ from siirl.params.refusals import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.user_groups import load_user_groups
+from siirl.params.user_settings import UserSettings, given_by, value_at
 from siirl.params.yaml_files import describe_yaml_error
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Parsed:
     """One sentence for each old name or form that was translated."""
     named: frozenset[str]
     """Keys that the command line names."""
-    given: Given
+    given: UserSettings
     """Groups and keys that the command line and the file name."""
 
 

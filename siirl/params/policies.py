@@ -42,5 +42,5 @@ PADDED = tuple(FROZEN)
 LANGUAGE_MODEL = "causal_lm"
 """The policy of every text job (siirl.models.language_model)."""
 
-SEEING = ("qwen2_5_vl", "qwen2_vl")
+VISION_MODEL_TYPES = ("qwen2_5_vl", "qwen2_vl")
 """`model_type` of vision-language models, for which transformers has a separate class."""

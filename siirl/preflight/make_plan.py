@@ -24,12 +24,12 @@ from siirl.preflight.duration import estimated_minutes
 from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import disk_bytes, training_memory
 from siirl.preflight.plan import (
-    Beginning,
     LengthPlan,
     Machine,
     Needs,
     PipelinePlan,
     Plan,
+    ResumePoint,
     UpdatePlan,
     listed,
 )
@@ -44,7 +44,7 @@ def make_plan(
     machine: Machine,
     loss: str,
     critic: str | None = None,
-    begins: Beginning | None = None,
+    begins: ResumePoint | None = None,
     groups: Sequence[GroupPlan] = (),
     group: int = 0,
     episodes_of: tuple[int, SiiRLArguments] | None = None,

@@ -64,7 +64,7 @@ class UpdatePlan:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class ResumePoint:
     """Start of a run with `trainer.resume`."""
 
     words: str
@@ -140,7 +140,7 @@ class Plan:
     max_staleness: int
     streams: bool
     """Whether episodes are started continuously."""
-    begins: Beginning | None
+    begins: ResumePoint | None
     """None without `trainer.resume`."""
     start: str | None
     """Warning about tasks that the initial weights were not trained on; None if there is none."""

@@ -32,11 +32,11 @@ from siirl.params.critic_sizes import describe_critic
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
-from siirl.params.given import value_at
 from siirl.params.key_names import MODEL_POLICY
 from siirl.params.model_args import ActorArguments
 from siirl.params.refusals import refuse
 from siirl.params.training_args import TrainingArguments
+from siirl.params.user_settings import value_at
 from siirl.preflight.check_embodied import (
     check_demonstrations,
     check_encoder,
@@ -56,7 +56,7 @@ from siirl.preflight.machine import (
 from siirl.preflight.make_plan import make_plan, together
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
-from siirl.preflight.plan import Beginning, Machine, Plan
+from siirl.preflight.plan import Machine, Plan, ResumePoint
 from siirl.reporting.config_difference import read_config
 from siirl.reporting.metric_writers import check_loggers
 from siirl.reporting.run_folder import CONFIG_FILE
@@ -144,7 +144,7 @@ def _plan(
     graph: TaskGraph,
     *,
     group: int,
-    begins: Beginning | None,
+    begins: ResumePoint | None,
     groups: tuple[GroupPlan, ...],
     player: tuple[int, SiiRLArguments] | None,
 ) -> Plan:
@@ -180,7 +180,7 @@ def _plan(
     return plan
 
 
-def check_resume(config: SiiRLArguments) -> Beginning | None:
+def check_resume(config: SiiRLArguments) -> ResumePoint | None:
     """Check the checkpoint that `trainer.resume` names, and replace the key by its folder or None.
 
     Returns:
@@ -200,7 +200,7 @@ def check_resume(config: SiiRLArguments) -> Beginning | None:
         return (
             None
             if wanted is None
-            else Beginning(
+            else ResumePoint(
                 f"new run: trainer.resume={wanted} found no checkpoint of {trainer.experiment_name}"
             )
         )
@@ -215,7 +215,7 @@ def check_resume(config: SiiRLArguments) -> Beginning | None:
             "trainer.total_steps, or evaluate the policy: siirl evaluate "
             f"checkpoint={folder}"
         )
-    return Beginning(f"after step {step} of {folder}", step)
+    return ResumePoint(f"after step {step} of {folder}", step)
 
 
 def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from siirl.params.build import as_text
-from siirl.params.given import Given
 from siirl.params.schema import Key, keys_of
 from siirl.params.training_args import SiiRLArguments
+from siirl.params.user_settings import UserSettings
 from siirl.params.yaml_text import check_expansion
 
 
@@ -29,7 +29,7 @@ class Difference(NamedTuple):
     """Empty for a key that the groups set."""
 
 
-def from_defaults(config_file: Path, given: Given) -> list[Difference]:
+def from_defaults(config_file: Path, given: UserSettings) -> list[Difference]:
     """Keys of a config.yaml that differ from their default, the user's keys first; none for any
     other file.
     """
@@ -42,7 +42,7 @@ def from_defaults(config_file: Path, given: Given) -> list[Difference]:
     return sorted(found, key=lambda difference: not difference.source)
 
 
-def _difference(place: str, value: Any, key: Key | None, given: Given) -> Difference | None:
+def _difference(place: str, value: Any, key: Key | None, given: UserSettings) -> Difference | None:
     meaning = "" if key is None else str(key.metadata.get("help", ""))
     by_user = given.keys.get(place)
     if by_user is not None and by_user.default != value:

@@ -17,7 +17,7 @@ from typing import Any
 from siirl import __version__
 from siirl.errors import CheckpointError
 from siirl.params.documents import read_object
-from siirl.params.given import Given, GivenKey
+from siirl.params.user_settings import GivenKey, UserSettings
 
 ORIGIN_FILE = "origin.json"
 PACKAGES = (
@@ -27,7 +27,7 @@ PACKAGES = (
 """Packages whose version can change a result; those that are installed are listed."""
 
 
-def write_origin(folder: Path, *, given: Given) -> None:
+def write_origin(folder: Path, *, given: UserSettings) -> None:
     """Write origin.json into a run folder."""
     content = {
         "command": command_line(sys.orig_argv),
@@ -53,17 +53,17 @@ def read_origin(folder: Path) -> dict[str, Any]:
     }
 
 
-def read_given(folder: Path) -> Given:
+def read_given(folder: Path) -> UserSettings:
     """Groups and keys that the user of a run set; empty without a readable origin.json."""
     try:
         content = read_object(folder / ORIGIN_FILE, remedy="")
     except CheckpointError:
-        return Given()
+        return UserSettings()
     groups, keys = (
         found if isinstance(found, dict) else {}
         for found in (content.get("groups"), content.get("keys"))
     )
-    return Given(
+    return UserSettings(
         {str(group): option for group, option in groups.items()},
         {
             str(key): GivenKey(str(set_by.get("source", "")), set_by.get("default"))

@@ -79,7 +79,7 @@ class Progress:
                 BarColumn(bar_width=_BAR_WIDTH),
                 _Count(self),
                 TimeElapsedColumn(),
-                _Left(self),
+                _TimeLeft(self),
                 activity,
                 console=self.console,
                 expand=True,
@@ -190,7 +190,7 @@ class _Count(ProgressColumn):
         return Text(self._progress.count())
 
 
-class _Left(_Count):
+class _TimeLeft(_Count):
     def render(self, task: Task) -> Text:
         return Text(self._progress.time_left())
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from siirl import interrupts, stacks
 from siirl.errors import ConfigError, MissingAssetError, RunFailed
-from siirl.params.given import Given
 from siirl.params.parser import to_yaml
 from siirl.params.refusals import REFUSALS
 from siirl.params.resume_line import describe_resume
 from siirl.params.training_args import SiiRLArguments
+from siirl.params.user_settings import UserSettings
 from siirl.reporting.origin import ORIGIN_FILE, write_origin
 
 CONFIG_FILE, PLAN_FILE, GRAPH_FILE = "config.yaml", "plan.txt", "graph.json"
@@ -50,7 +50,7 @@ def run_folder(
     now: Callable[[], datetime] = datetime.now,
     measure_free: Callable[[Path], int] = free_bytes,
     describe: Callable[[Path], str] | None = None,
-    given: Given | None = None,
+    given: UserSettings | None = None,
 ) -> Iterator[Path]:
     """Make the run folder with config.yaml and origin.json; remove it if the run ends without
     results.
@@ -84,7 +84,7 @@ def run_folder(
             folder = _make_unique(parent, now().strftime("%Y-%m-%d_%H-%M-%S"))
             _write_probe(folder / PROBE_FILE)
             (folder / CONFIG_FILE).write_text(to_yaml(config))
-            write_origin(folder, given=given or Given())
+            write_origin(folder, given=given or UserSettings())
             _require_space(measure_free(folder), needed_bytes=needed_bytes, place=place)
         except OSError as error:
             _take_back(folder, made)

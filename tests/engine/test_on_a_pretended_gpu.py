@@ -39,7 +39,7 @@ from tests.models.test_pi import make as make_pi
 from tests.models.test_smolvla import CHECKPOINT
 from tests.models.tiny_openvla import know_tiny_encoders, write_checkpoint
 from vjepa.encoders import random_network, wrap
-from vjepa.latent_encoder import Computing
+from vjepa.latent_encoder import EncoderPlacement
 
 CPU = torch.device("cpu")
 ROWS = 3
@@ -266,9 +266,9 @@ def test_a_video_encoder_that_is_offloaded_computes_on_the_gpu_and_answers_with_
     found = {}
     with pretended_gpu() as gpu:
         for device in (gpu, CPU):
-            computing = Computing(device=device, offload=device is gpu)
+            placement = EncoderPlacement(device=device, offload=device is gpu)
             encoder = wrap(
-                random_network(), name="", pooling="last_grid", crop=False, computing=computing
+                random_network(), name="", pooling="last_grid", crop=False, placement=placement
             )
             found[device.type] = encoder.encode(videos)
     np.testing.assert_array_equal(found["cuda"], found["cpu"])

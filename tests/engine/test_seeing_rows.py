@@ -46,7 +46,7 @@ def batch(model, prompts):
 def whole_log_probs(model, row):
     """Log-probs of a row's response by transformers' own forward pass over the whole row."""
     ids = torch.as_tensor(row["input_ids"])[None]
-    vision = model.sight.vision
+    vision = model.vision_inputs.vision
     count = len(row["picture_patches"]) // vision.merge**2
     seen = {}
     if count:
@@ -75,7 +75,7 @@ def test_log_probs_are_those_of_transformers_own_forward_pass(model, prompts, ba
         scores = text_scorer(model, batch, 1.0).log_probs_BT
     for number, (prompt, sample) in enumerate(zip(prompts, Dict2Samples(batch), strict=True)):
         row = {name: sample[name] for name in ("input_ids", "prompts", "responses")}
-        if model.sight.vision.token in row["responses"]:
+        if model.vision_inputs.vision.token in row["responses"]:
             continue  # transformers takes it for a picture
         row |= {"pictures": prompt[1], "picture_patches": prompt[1].patches_KV}
         expected = whole_log_probs(model, row)
@@ -90,9 +90,9 @@ def test_a_greedy_answer_is_that_of_transformers_generate(model):
     generated = model.causal_lm.generate(
         input_ids=ids_1S,
         attention_mask=torch.ones_like(ids_1S),
-        pixel_values=model.sight.vision.normalised(torch.from_numpy(pictures.patches_KV)),
+        pixel_values=model.vision_inputs.vision.normalised(torch.from_numpy(pictures.patches_KV)),
         image_grid_thw=torch.cat([torch.ones(2, 1, dtype=torch.long), grids], 1),
-        mm_token_type_ids=(ids_1S == model.sight.vision.token).int(),
+        mm_token_type_ids=(ids_1S == model.vision_inputs.vision.token).int(),
         max_new_tokens=8,
         do_sample=False,
     )
@@ -102,7 +102,7 @@ def test_a_greedy_answer_is_that_of_transformers_generate(model):
 def test_a_picture_token_that_the_policy_generates_is_text(model):
     """It does not count as a picture, neither when generation resumes nor in training."""
     ids, pictures = prompt_of(WORDS, picture(1))
-    begun = (model.sight.vision.token, 72, model.sight.vision.token)
+    begun = (model.vision_inputs.vision.token, 72, model.vision_inputs.vision.token)
     [rest] = answered(model, [(ids, pictures)], tokens=6, begun=begun)
     row = row_of(0, (ids, pictures), rest)
     row["responses"] = np.array([*begun, *rest.tokens])
@@ -124,7 +124,7 @@ def test_rotary_positions_are_those_of_transformers(model, prompts):
         grids = torch.from_numpy(pictures.grids_N2)
         grids_N3 = torch.cat([torch.ones(len(grids), 1, dtype=torch.long), grids], 1)
         expected, shift = model.causal_lm.base_model.get_rope_index(
-            ids_1S, (ids_1S == model.sight.vision.token).int(), image_grid_thw=grids_N3
+            ids_1S, (ids_1S == model.vision_inputs.vision.token).int(), image_grid_thw=grids_N3
         )
         assert pictures.positions(ids).T.tolist() == expected[:, 0].tolist()
         assert pictures.shifted == -int(shift)
@@ -157,8 +157,10 @@ def test_the_rollouts_of_a_group_share_the_encoded_picture_and_others_do_not(mod
         apart = text_scorer(model, batch, 1.0).log_probs_BT
         together = text_scorer(seeing, batch, 1.0).log_probs_BT
     torch.testing.assert_close(together, apart, rtol=0, atol=1e-4)
-    marks = (packed.input_ids_LS == model.sight.vision.token).sum()
-    assert marks <= 15 + 15 + 15 + 4 + (batch["responses"] == model.sight.vision.token).sum()
+    marks = (packed.input_ids_LS == model.vision_inputs.vision.token).sum()
+    assert (
+        marks <= 15 + 15 + 15 + 4 + (batch["responses"] == model.vision_inputs.vision.token).sum()
+    )
 
 
 def gradient(model, parts):

@@ -5,7 +5,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from siirl.execution.scheduler.watchdog import Judge
+from siirl.execution.scheduler.watchdog import HangDetector
 from siirl.occupation import Occupation, Snapshot
 
 LIMIT_S = 60.0
@@ -43,14 +43,14 @@ def snapshot(word: Word, *, number: int) -> Snapshot:
 
 
 def judged(*moments, ranks=2, limit_s=LIMIT_S):
-    """The judge's verdict at each of the moments (seconds, reports of the ranks)."""
+    """The detector's verdict at each of the moments (seconds, reports of the ranks)."""
     clock = Clock()
-    judge = Judge(ranks=ranks, limit_s=limit_s, clock=clock)
+    detector = HangDetector(ranks=ranks, limit_s=limit_s, clock=clock)
     verdicts = []
     for clock.now, *words in moments:
         said = {rank: word for rank, word in enumerate(words) if word is not None}
         verdicts.append(
-            judge.look(
+            detector.look(
                 {
                     rank: snapshot(word, number=0 if word.silent else len(verdicts))
                     for rank, word in said.items()
@@ -151,9 +151,9 @@ def test_a_hang_names_the_code_that_runs():
     thread.start()
     began.wait()
     clock = Clock()
-    judge = Judge(ranks=1, limit_s=LIMIT_S, clock=clock)
+    detector = HangDetector(ranks=1, limit_s=LIMIT_S, clock=clock)
     for clock.now in (0.0, 61.0):
-        verdict = judge.look({0: occupations[0].snapshot()})
+        verdict = detector.look({0: occupations[0].snapshot()})
     over.set()
     thread.join()
     assert verdict is not None

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from siirl.jobs.idle_videos import Played, idle_videos
-from siirl.jobs.reward_ranking import Scored, ranking
+from siirl.jobs.idle_videos import RealEpisode, idle_videos
+from siirl.jobs.reward_ranking import ScoredEpisodes, ranking
 from siirl.reward_check import main
 
 REFUSED = 2
@@ -24,10 +24,12 @@ CHECK = (
 )
 
 
-def scored(*, reward: list[float], left: list[float], success: list[bool] | None = None) -> Scored:
+def scored(
+    *, reward: list[float], left: list[float], success: list[bool] | None = None
+) -> ScoredEpisodes:
     """Two groups of the same size."""
     count = len(reward)
-    return Scored(
+    return ScoredEpisodes(
         task_N=np.array(["reach"] * count),
         group_N=np.repeat([7, 8], count // 2),
         success_N=np.array(success or [False] * count),
@@ -66,7 +68,9 @@ def test_idle_videos_of_a_failure() -> None:
     """A failure of four frames, with values 1 to 4, and another task's success."""
     failure = np.arange(1, 5, dtype=np.uint8)[:, None, None, None] * np.ones((2, 2, 3), np.uint8)
     success = np.full((2, 2, 2, 3), 9, np.uint8)
-    found = list(idle_videos([Played("reach", False, failure), Played("push", True, success)]))
+    found = list(
+        idle_videos([RealEpisode("reach", False, failure), RealEpisode("push", True, success)])
+    )
     assert {video.task for video in found} == {"reach"}
     shown = [(video.kind, video.video[:, 0, 0, 0].tolist()) for video in found]
     assert shown == [

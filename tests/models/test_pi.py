@@ -95,7 +95,7 @@ def test_a_prompt_has_lerobots_tokens(kind, policy, observation, reference, task
         found = policy.tokenize_instruction(task)
         if kind == "pi05":
             prompt = policy.prompt(found, observation["proprioception"][row].numpy())
-            found = policy.reading.tokens(prompt)
+            found = policy.io_format.tokens(prompt)
         assert found[found >= 0].tolist() == tokens
         assert len(found) == reference["tokens"].shape[1]
 

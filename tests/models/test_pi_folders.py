@@ -54,7 +54,7 @@ def test_a_config_without_lerobots_later_settings_is_read(tmp_path):
     for name in ("train_expert_only", "freeze_vision_encoder", "use_relative_actions"):
         del config[name]
     (folder / "config.json").write_text(json.dumps(config))
-    assert make("pi05", folder).reading.images == 2
+    assert make("pi05", folder).io_format.images == 2
 
 
 def test_cameras_that_lerobot_adds_are_left_out(tmp_path):
@@ -63,7 +63,7 @@ def test_cameras_that_lerobot_adds_are_left_out(tmp_path):
     empty = {"type": "VISUAL", "shape": [3, 32, 32]}
     config["input_features"]["observation.images.empty_camera_0"] = empty
     (folder / "config.json").write_text(json.dumps(config))
-    assert make("pi0", folder).reading.images == 2
+    assert make("pi0", folder).io_format.images == 2
 
 
 def test_a_folder_without_the_tokenizer_is_refused_with_its_place(tmp_path, kind):

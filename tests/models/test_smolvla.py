@@ -289,7 +289,7 @@ def test_another_robot_is_refused(spec, told):
 
 
 def test_one_camera_of_two_can_be_left_out():
-    assert make(spec=robot(cameras=1), images=1).reading.images == 1
+    assert make(spec=robot(cameras=1), images=1).io_format.images == 1
 
 
 def test_new_weights_are_refused():

@@ -6,7 +6,7 @@ from envs.base import EnvSpec
 from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
 from siirl.params.parser import parse_config
 from siirl.preflight.make_plan import make_plan
-from siirl.preflight.plan import Beginning, Machine, Plan
+from siirl.preflight.plan import Machine, Plan, ResumePoint
 from tests.preflight.camera_spec import SPEC
 
 
@@ -66,7 +66,7 @@ def plan_of(
     *,
     job_graph: TaskGraph | None = None,
     spec: EnvSpec = SPEC,
-    begins: Beginning | None = None,
+    begins: ResumePoint | None = None,
 ) -> Plan:
     return make_plan(
         parse_config([*JOB, *overrides]),

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from siirl.params.parser import parse_config
 from siirl.params.sizes import GIB
 from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed
-from siirl.preflight.plan import Beginning, Machine
+from siirl.preflight.plan import Machine, ResumePoint
 from siirl.preflight.plan_text import render
 from siirl.preflight.rank_memory import RankMemory
 from tests.preflight.camera_spec import SPEC
@@ -161,7 +161,7 @@ def test_time_of_answers_to_prompts_of_files_is_not_made_up() -> None:
 
 def test_a_resumed_run_counts_and_estimates_the_steps_that_are_left() -> None:
     words = ["env=metaworld", "trainer.val_episodes=0", "trainer.save_freq=1"]
-    whole, rest = plan_of(words), plan_of(words, begins=Beginning("after step 12", step=12))
+    whole, rest = plan_of(words), plan_of(words, begins=ResumePoint("after step 12", step=12))
     assert whole.needs.minutes is not None
     assert rest.needs.minutes == pytest.approx(whole.needs.minutes * 8 / 20)
     assert rest.needs.disk_bytes < whole.needs.disk_bytes
@@ -173,13 +173,13 @@ def test_a_resumed_run_counts_and_estimates_the_steps_that_are_left() -> None:
 @pytest.mark.parametrize(("done", "steps"), [(0, 15), (3, 15), (12, 8)])
 def test_the_critics_warm_up_updates_no_policy(done: int, steps: int) -> None:
     words = ["env=metaworld", "trainer.critic_warmup=5"]
-    text = one_line(render(plan_of(words, begins=Beginning("", step=done))))
+    text = one_line(render(plan_of(words, begins=ResumePoint("", step=done))))
     assert f"trajectories, {steps * 4} optimiser steps" in text
 
 
 def test_the_evaluations_of_a_resumed_run_are_those_after_its_checkpoint() -> None:
     def left(step: int) -> int | None:
-        return plan_of(begins=Beginning("", step=step)).length.evaluations
+        return plan_of(begins=ResumePoint("", step=step)).length.evaluations
 
     # before the first step, after steps 5, 10 and 15, and after the last
     assert [left(step) for step in (0, 4, 5, 19, 20)] == [5, 4, 3, 1, 1]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pipelines.grpo import grpo_pipeline
 from siirl.execution.dag import Node, NodeType, TaskGraph
-from siirl.params.given import Given
 from siirl.params.parser import parse
+from siirl.params.user_settings import UserSettings
 from siirl.reporting.before_after import pairs
 from siirl.reporting.config_difference import between, from_defaults
 from siirl.reporting.graph_drawing import (
@@ -111,7 +111,9 @@ def test_a_damaged_graph_is_left_out(tmp_path: Path) -> None:
 def test_a_changed_key_is_shown_with_its_default(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("trainer:\n  seed: 7\n  save_freq: -1\nmine: {a: 1}\n")
-    shown = {found.key: (found.value, found.default) for found in from_defaults(file, Given())}
+    shown = {
+        found.key: (found.value, found.default) for found in from_defaults(file, UserSettings())
+    }
     assert shown["trainer.seed"] == ("7", "0")
     assert shown["mine.a"] == ("1", "")
 

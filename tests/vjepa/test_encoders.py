@@ -15,7 +15,7 @@ from transformers import VJEPA2Config, VJEPA2Model
 
 from vjepa.clips import prepare
 from vjepa.encoders import VideoEncoder, load_tiny, load_video_encoder
-from vjepa.latent_encoder import Computing, LatentEncoder
+from vjepa.latent_encoder import EncoderPlacement, LatentEncoder
 from vjepa.pooling import MOMENTS, over_time
 from vjepa.readout import ReadOut
 from vjepa.train_tiny import save_encoder
@@ -238,10 +238,10 @@ class WhereItComputes(nn.Module):
         return torch.zeros(len(video_B3THW), 8, 4)
 
 
-def encoder_of(network: nn.Module, **computing: Any) -> LatentEncoder:
+def encoder_of(network: nn.Module, **placement: Any) -> LatentEncoder:
     return LatentEncoder(
         name="fake", network=network, grid=(2, 2, 2), width=4, frames_per_clip=4, image_size=32,
-        pooling="last", crop=False, computing=Computing(**computing),
+        pooling="last", crop=False, placement=EncoderPlacement(**placement),
     )  # fmt: skip
 
 
@@ -264,9 +264,9 @@ def test_the_batch_moves_an_embedding_by_rounding_only(
     dtype: torch.dtype, bound: float, clips: Clips
 ) -> None:
     alone, together = (
-        load_video_encoder("random", computing=Computing(dtype=dtype, batch_size=rows)).encode(
-            clips
-        )
+        load_video_encoder(
+            "random", placement=EncoderPlacement(dtype=dtype, batch_size=rows)
+        ).encode(clips)
         for rows in (1, 4)
     )
     difference = np.linalg.norm(alone - together, axis=1) / np.linalg.norm(alone, axis=1)
@@ -275,7 +275,7 @@ def test_the_batch_moves_an_embedding_by_rounding_only(
 
 def test_bfloat16_moves_an_embedding_by_one_percent(clips: Clips) -> None:
     exact, rounded = (
-        load_video_encoder("random", computing=Computing(dtype=dtype)).encode(clips)
+        load_video_encoder("random", placement=EncoderPlacement(dtype=dtype)).encode(clips)
         for dtype in (torch.float32, torch.bfloat16)
     )
     difference = np.linalg.norm(exact - rounded, axis=1) / np.linalg.norm(exact, axis=1)

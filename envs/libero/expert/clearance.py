@@ -22,7 +22,7 @@ OVER_M = 0.03
 PLACES = (0.0, 0.85, -0.85)  # of a region's half length: its middle and near its edges
 
 
-class Moving(NamedTuple):
+class HandBoxes(NamedTuple):
     """Boxes around hand and held thing, relative to the finger tips' centre, in the hand's axes."""
 
     low: Vector
@@ -47,15 +47,15 @@ def pass_over(
     objects in front of it.
     """
     hand, now = gripper_pose(simulator)
-    moving = around_hand(simulator, held=thing if held else None)
+    hand_boxes = around_hand(simulator, held=thing if held else None)
     others = [
         body
         for name in simulator.env.objects_dict
         if (body := object_body(simulator, name)) != thing
     ]
-    top = highest_met(simulator, moving, hand, to, yaw=hand_yaw(rotation), bodies=others)
+    top = highest_met(simulator, hand_boxes, hand, to, yaw=hand_yaw(rotation), bodies=others)
     if top is not None:
-        over = max(top + OVER_M - float(moving.low[:, 2].min()), float(to[2]))
+        over = max(top + OVER_M - float(hand_boxes.low[:, 2].min()), float(to[2]))
         yield from move(
             simulator, np.array([hand[0], hand[1], max(over, hand[2])]), now, fingers, near=PASSED_M
         )
@@ -63,7 +63,7 @@ def pass_over(
     yield from move(simulator, to, rotation, fingers, near=near)
 
 
-def around_hand(simulator: LiberoSimulator, *, held: int | None = None) -> Moving:
+def around_hand(simulator: LiberoSimulator, *, held: int | None = None) -> HandBoxes:
     """Return boxes of the hand with open fingers, and of the body `held` between them."""
     lows = [np.array([*-half, bottom]) for half, (bottom, _) in HAND]
     highs = [np.array([*half, top]) for half, (_, top) in HAND]
@@ -74,12 +74,12 @@ def around_hand(simulator: LiberoSimulator, *, held: int | None = None) -> Movin
         point = turned(yaw).T @ hand
         lows.append(low.min(axis=0) - point)
         highs.append(high.max(axis=0) - point)
-    return Moving(np.array(lows), np.array(highs))
+    return HandBoxes(np.array(lows), np.array(highs))
 
 
 def highest_met(
     simulator: LiberoSimulator,
-    moving: Moving,
+    hand_boxes: HandBoxes,
     start: Vector,
     end: Vector,
     *,
@@ -90,7 +90,7 @@ def highest_met(
     low, high = boxes(simulator, bodies, yaw=yaw)
     points = [start + share * (end - start) for share in np.linspace(0.0, 1.0, SAMPLES)[1:]]
     met = np.any(
-        [_shared(moving, turned(yaw).T @ point, low, high) > 0 for point in points], axis=0
+        [_shared(hand_boxes, turned(yaw).T @ point, low, high) > 0 for point in points], axis=0
     )
     return float(high[met, 2].max()) if met.any() else None
 
@@ -106,11 +106,13 @@ def free_place(
         simulator, [body for body in simulator.env.obj_body_id.values() if body not in own], yaw=yaw
     )
     hand, _ = gripper_pose(simulator)
-    moving = around_hand(simulator, held=thing)
-    offset = np.array([*(hand - simulator.data.subtree_com[thing])[:2], -moving.low[-1, 2]])
+    hand_boxes = around_hand(simulator, held=thing)
+    offset = np.array([*(hand - simulator.data.subtree_com[thing])[:2], -hand_boxes.low[-1, 2]])
 
     def shared(place: Vector) -> Vector:
-        return _shared(moving, turned(yaw).T @ (np.array([*place, surface]) + offset), low, high)
+        return _shared(
+            hand_boxes, turned(yaw).T @ (np.array([*place, surface]) + offset), low, high
+        )
 
     met = shared(centre) > 0
     if not met.any():
@@ -128,8 +130,8 @@ def hand_yaw(rotation: Vector) -> float:
     return float(np.arctan2(-rotation[0, 0], rotation[1, 0]))
 
 
-def _shared(moving: Moving, point: Vector, low: Vector, high: Vector) -> Vector:
-    """Shared volume [M] in m^3 of `moving` at `point` with each of M boxes, in the same axes."""
-    from_low = np.maximum(low[:, None], moving.low + point)
-    to_high = np.minimum(high[:, None], moving.high + point)
+def _shared(hand_boxes: HandBoxes, point: Vector, low: Vector, high: Vector) -> Vector:
+    """Shared volume [M] in m^3 of `hand_boxes` at `point` with each of M boxes, same axes."""
+    from_low = np.maximum(low[:, None], hand_boxes.low + point)
+    to_high = np.minimum(high[:, None], hand_boxes.high + point)
     return np.asarray(np.prod(np.clip(to_high - from_low, 0.0, None), axis=2).sum(axis=1))

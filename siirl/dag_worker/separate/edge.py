@@ -8,7 +8,7 @@ and weights (`siirl.dag_worker.separate.exchange`).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from siirl.dag_worker.separate.exchange_messages import Report, Rewards, Taken
+from siirl.dag_worker.separate.exchange_messages import Report, Rewards, StepPrompts
 from siirl.data_coordinator.coordinator import DataCoordinator
 from siirl.data_coordinator.leases import Lease
 from siirl.data_coordinator.queues import QueueKey
@@ -66,7 +66,7 @@ class Edge:
 
     # Training side
 
-    def take(self, step: int, count: int) -> Taken | None:
+    def take(self, step: int, count: int) -> StepPrompts | None:
         """See `Exchange.take`; does not wait."""
         self._drop_old()
         taken = self.ledger.take(count, step=step)
@@ -188,7 +188,7 @@ class Edge:
             self._discarded += len(dropped.infos)
             self.coordinator.acknowledge(dropped.lease_id)
 
-    def _deliver(self, taken: list[Finished]) -> Taken:
+    def _deliver(self, taken: list[Finished]) -> StepPrompts:
         lease = self._lease([entry.prompt.number for entry in taken], HOLDER)
         assert lease is not None
         place = {info.dict_info[PROMPT]: i for i, info in enumerate(lease.infos)}
@@ -196,7 +196,7 @@ class Edge:
         self._taken.append((lease, list(taken)))
         reports = self._due_reports(max(entry.prompt.step for entry in taken))
         discarded, self._discarded = self._discarded, 0
-        return Taken(
+        return StepPrompts(
             prompts=tuple(taken),
             infos=tuple(lease.infos[i] for i in order),
             reports=tuple(reports),

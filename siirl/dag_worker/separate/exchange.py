@@ -21,7 +21,7 @@ from siirl.dag_worker.separate.exchange_messages import (
     EvaluationRequest,
     Published,
     Report,
-    Taken,
+    StepPrompts,
     Weights,
     Work,
 )
@@ -92,7 +92,7 @@ class Exchange:
         self.published = {step: kept for step, kept in self.published.items() if step >= oldest}
         await self._notify()
 
-    async def take(self, group: int, step: int, count: int) -> Taken | None:
+    async def take(self, group: int, step: int, count: int) -> StepPrompts | None:
         """`count` prompts with their rows for a step; None if they are not complete yet."""
         for _ in range(2):
             taken = self.edges[group].take(step, count)

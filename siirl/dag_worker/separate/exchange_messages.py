@@ -99,7 +99,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepPrompts:
     """Prompts for a training step; `Exchange.references` has the references of their rows."""
 
     prompts: tuple[Finished, ...]

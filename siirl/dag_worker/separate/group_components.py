@@ -28,11 +28,11 @@ from siirl.dag_worker.rollout_collector import RolloutCollector
 from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.dag_worker.separate.rollout_ranks import Recording, RolloutParts, RolloutRanks
 from siirl.dag_worker.separate.substitutes import (
-    DistantCollector,
-    DistantLoader,
-    DistantRollout,
-    DistantValidator,
     NoEpisodeLog,
+    RemoteCollector,
+    RemoteLoader,
+    RemoteRollout,
+    RemoteValidator,
 )
 from siirl.dag_worker.separate.training_side import SeparateRollouts, TrainingSide
 from siirl.dag_worker.text_components import TextBuilder
@@ -91,16 +91,16 @@ def build_training(
     spec = describe_env(config)
     make = builder_of(config, spec, ranks=ranks, device=device)
     if shares is None:
-        learner = make.learner(make.load(), with_critic=with_critic, updates=updates)
+        trained_model = make.trained_model(make.load(), with_critic=with_critic, updates=updates)
         publisher = WeightPublisher(
             group=place.group,
-            trained=learner.actor.engine,
+            trained=trained_model.actor.engine,
             ranks=ranks,
             line=rollouts.line,
             acting_dtype=acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag),
         )
     else:
-        learner = with_weights_of(shares, make)
+        trained_model = with_weights_of(shares, make)
         publisher = cast(Any, shares.context.weights)
     stream = make.loader(OneProcess())
     side = TrainingSide(
@@ -114,30 +114,30 @@ def build_training(
     publisher.step = max(first_step - 1, 0)
     manager = CheckpointManager(
         folder=place.checkpoints,
-        engines=learner.engines(place.ending) if shares is None else {},
+        engines=trained_model.engines(place.ending) if shares is None else {},
         ranks=ranks,
-        export=lambda folder: make.describe(learner.module, folder / f"actor{place.ending}"),
+        export=lambda folder: make.describe(trained_model.module, folder / f"actor{place.ending}"),
         more_state=rollouts.state,
     )
     context = StageContext(
         config=config,
         run_folder=place.folder,
         ranks=ranks,
-        collector=cast(RolloutCollector, DistantCollector(side=side, spec=spec)),
-        actor=learner.actor,
-        reference=learner.reference,
+        collector=cast(RolloutCollector, RemoteCollector(side=side, spec=spec)),
+        actor=trained_model.actor,
+        reference=trained_model.reference,
         reward=make.reward(),
         weights=cast(Any, publisher),
         redistribution=redistribution,
         kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
-        critic=learner.critic,
+        critic=trained_model.critic,
         exchange=side,
-        loader=cast(Any, DistantLoader(stream)),
+        loader=cast(Any, RemoteLoader(stream)),
     )
     return WorkerComponents(
         context,
-        cast(Any, DistantRollout(side)),
-        cast(Any, DistantValidator(side=side, kinds=make.kinds)),
+        cast(Any, RemoteRollout(side)),
+        cast(Any, RemoteValidator(side=side, kinds=make.kinds)),
         NoEpisodeLog(),
         manager,
     )

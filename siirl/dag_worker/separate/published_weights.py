@@ -19,7 +19,7 @@ from siirl.dag_worker.separate.exchange_messages import LOST, Published, Weights
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import ALIGNMENT, Entry, send
-from siirl.engine.training.weight_sync import Inspected, VersionedEngine
+from siirl.engine.training.weight_sync import CheckedWeights, VersionedEngine
 from siirl.errors import InvariantError
 from siirl.models.checksum import RunningChecksum
 from siirl.models.weight_rows import Rows
@@ -100,7 +100,7 @@ class WeightPublisher:
             InvariantError: The weights are not finite.
         """
         version = self.trained.steps
-        weights = Inspected(self.trained.weights_in_turn())
+        weights = CheckedWeights(self.trained.weights_in_turn())
         digest = RunningChecksum()
         transport = StoredBuckets(self.line)
         sent = 0

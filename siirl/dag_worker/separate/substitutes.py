@@ -14,7 +14,7 @@ from siirl.reporting.metric_reduction import combine
 from siirl.reporting.metrics import Value
 
 
-class DistantLoader:
+class RemoteLoader:
     """The stream of prompts; the exchange hands out positions in it.
 
     Args:
@@ -53,7 +53,7 @@ class DistantLoader:
         self.loader.close()
 
 
-class DistantCollector:
+class RemoteCollector:
     """Sends rewards to the rollout ranks, which record episodes."""
 
     def __init__(self, *, side: TrainingSide, spec: EnvSpec) -> None:
@@ -80,7 +80,7 @@ class DistantCollector:
         refuse_segments(state)
 
 
-class DistantValidator:
+class RemoteValidator:
     """Has the rollout ranks evaluate the policy of the last step."""
 
     def __init__(self, *, side: TrainingSide, kinds: Sequence[bool]) -> None:
@@ -106,7 +106,7 @@ class DistantValidator:
                     raise Interrupted(stop)
 
 
-class DistantRollout:
+class RemoteRollout:
     """Replaces the rollout on a rank without environments and engine."""
 
     def __init__(self, side: TrainingSide) -> None:
@@ -115,7 +115,7 @@ class DistantRollout:
     def start(self) -> None:
         """Do nothing."""
 
-    def seat(self) -> None:
+    def engine_with_tokenizer(self) -> None:
         """None: the rollout ranks have the engine."""
 
     def close(self) -> None:

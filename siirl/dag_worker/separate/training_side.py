@@ -22,7 +22,7 @@ from tensordict import TensorDict
 from siirl.dag_worker.agent_groups import AGENTS, ROLLOUTS
 from siirl.dag_worker.no_rows import with_columns_of_all
 from siirl.dag_worker.separate.edge import PROMPT
-from siirl.dag_worker.separate.exchange_messages import LOST, Report, Taken
+from siirl.dag_worker.separate.exchange_messages import LOST, Report, StepPrompts
 from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.data_coordinator.balance import get_seqlen_balanced_partitions
 from siirl.data_coordinator.sample import Sample, Samples2Dict
@@ -114,10 +114,10 @@ class TrainingSide:
             batch=batch, metrics=metrics | self._metrics(batch, taken=prompts, discarded=discarded)
         )
 
-    def _take(self, step: int, count: int) -> Taken:
+    def _take(self, step: int, count: int) -> StepPrompts:
         with OCCUPATION.doing(f"waits for the rollouts of step {step}", waiting=True):
             while True:
-                taken: Taken | None = None
+                taken: StepPrompts | None = None
                 if self.ranks.rank == 0:
                     taken = self.call("take", step, count)
                 stop, taken = self.ranks.broadcast_object((STOP.number, taken))
@@ -126,7 +126,9 @@ class TrainingSide:
                 if stop is not None:
                     raise Interrupted(stop or signal.SIGTERM)
 
-    def _fetch(self, taken: Taken) -> tuple[list[tuple[tuple[int, int], dict[str, Any]]], int]:
+    def _fetch(
+        self, taken: StepPrompts
+    ) -> tuple[list[tuple[tuple[int, int], dict[str, Any]]], int]:
         """Rows of this rank's share with their place in the step, and how many prompts are lost."""
         share = shares(taken.infos, ranks=self.ranks.size)[self.ranks.rank]
         own = [taken.prompts[place].prompt.number for place in share]

@@ -26,9 +26,9 @@ def seen_in_lanes(packed: PackedRows, micro_batch: TensorDict, module: Any) -> d
         return {}
     # imports Pillow, which text models do not need
     from siirl.models.seen_pictures import grids_of
-    from siirl.models.sight import SeenPictures
+    from siirl.models.vision_inputs import SeenPictures
 
-    vision = module.sight.vision
+    vision = module.vision_inputs.vision
     own_BK = micro_batch["picture_grids"][..., 0] > 0
     places_B = own_BK.sum(1) // vision.merge**2
     mark_BS = (micro_batch["input_ids"] == vision.token) & micro_batch["attention_mask"].bool()

@@ -11,7 +11,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from siirl.engine.rollout.admission import Admission, PendingRequest
-from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse, Seat, TextEngine
+from siirl.engine.rollout.generation import (
+    EngineWithTokenizer,
+    GenerationRequest,
+    GenerationResponse,
+    TextEngine,
+)
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
 
@@ -123,7 +128,9 @@ class EngineOfAgents:
                 one.answer.cancel()
 
 
-def assign_engines(rollout: Rollout, players: Sequence[Seat], *, lockstep: bool) -> None:
+def assign_engines(
+    rollout: Rollout, players: Sequence[EngineWithTokenizer], *, lockstep: bool
+) -> None:
     """Let these engines play the agents of a rollout's environment.
 
     Args:
@@ -132,5 +139,5 @@ def assign_engines(rollout: Rollout, players: Sequence[Seat], *, lockstep: bool)
         lockstep: Deterministic mode.
     """
     assert isinstance(rollout.workflow, TextWorkflow)
-    rollout.engine = EngineOfAgents([seat.engine for seat in players], lockstep=lockstep)
-    rollout.workflow.tokenizers = {agent: seat.tokenizer for agent, seat in enumerate(players)}
+    rollout.engine = EngineOfAgents([player.engine for player in players], lockstep=lockstep)
+    rollout.workflow.tokenizers = {agent: player.tokenizer for agent, player in enumerate(players)}

@@ -80,7 +80,7 @@ class TextEngine(RolloutEngine, Protocol):
 
 
 @dataclass(frozen=True)
-class Seat:
+class EngineWithTokenizer:
     """An engine and its model's tokenizer, with which an agent group plays roles."""
 
     engine: TextEngine

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from siirl.engine.rollout.engine import RolloutEngine
-from siirl.engine.rollout.generation import Seat
+from siirl.engine.rollout.generation import EngineWithTokenizer
 from siirl.engine.rollout.inference_engine import InferenceEngine
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult, RolloutWorkflow
 from siirl.engine.training.collectives import Collectives
@@ -47,11 +47,11 @@ class Rollout(InferenceEngine):
             self.destroy()
         self.engine.close()
 
-    def seat(self) -> Seat | None:
+    def engine_with_tokenizer(self) -> EngineWithTokenizer | None:
         """How this rollout's engine plays roles in other agent groups' environments; None: it
         plays none.
         """
-        return self.workflow.seat(self.engine)
+        return self.workflow.engine_with_tokenizer(self.engine)
 
     def generate(
         self,

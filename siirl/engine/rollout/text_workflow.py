@@ -28,7 +28,7 @@ from envs.base import acting_agents
 from envs.question_pictures import PictureSource
 from envs.text import GRADED, GROUND_TRUTH, MESSAGES, VERDICT, Message, Role, message
 from siirl.engine.rollout.dialogue import Dialogue
-from siirl.engine.rollout.generation import GenerationRequest, Seat, TextEngine
+from siirl.engine.rollout.generation import EngineWithTokenizer, GenerationRequest, TextEngine
 from siirl.engine.rollout.stop_strings import split_stop
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.env_server.pool import EnvPool
@@ -138,9 +138,9 @@ class TextWorkflow(RolloutWorkflow):
             if dialogue.texts
         ]
 
-    def seat(self, engine: TextEngine) -> Seat:
-        """See `RolloutWorkflow.seat`."""
-        return Seat(engine, self.tokenizer)
+    def engine_with_tokenizer(self, engine: TextEngine) -> EngineWithTokenizer:
+        """See `RolloutWorkflow.engine_with_tokenizer`."""
+        return EngineWithTokenizer(engine, self.tokenizer)
 
     def _tokenizer_of(self, agent: int) -> ChatTokenizer:
         return self.tokenizers.get(agent, self.tokenizer)

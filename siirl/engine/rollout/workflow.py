@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 from envs.base import Frames
 from siirl.data_coordinator.sample import Sample, Samples2Dict
-from siirl.engine.rollout.generation import Seat
+from siirl.engine.rollout.generation import EngineWithTokenizer
 from siirl.errors import InvariantError, SimulationFailed
 
 ENCODER_STREAM = "encoder"
@@ -74,7 +74,7 @@ class RolloutWorkflow(abc.ABC):
     ) -> Trajectory | Sequence[Trajectory] | None:
         """Run one episode; returns its trajectories, or None if the episode is rejected."""
 
-    def seat(self, engine: Any) -> Seat | None:
+    def engine_with_tokenizer(self, engine: Any) -> EngineWithTokenizer | None:
         """How `engine` plays roles in other agent groups' environments; None: it plays none."""
         return None
 

@@ -205,7 +205,7 @@ class WeightSync:
                 ones, or the ranks act with different weights.
         """
         version = self.trained.steps
-        weights = Inspected(self.trained.weights_in_turn())
+        weights = CheckedWeights(self.trained.weights_in_turn())
         pairs = self.acting.take_weights(weights)
         weights.require_finite(self.ranks, version=version)
         gathered = self.ranks.gather_objects(pairs)
@@ -226,7 +226,7 @@ class WeightSync:
         self.engine.update_weights(version)
 
 
-class Inspected:
+class CheckedWeights:
     """Passes weights on once, and records whether all were finite."""
 
     def __init__(self, weights: Iterable[Rows]) -> None:

@@ -1,4 +1,4 @@
-"""Splits a graph into parts that different groups of ranks can run in parallel.
+"""Splits a task graph into parts; different groups of ranks load them and run them in parallel.
 
 A part is complete: it contains every ancestor of its last node, so common ancestors are in each
 part. Two parts never share a model that one of them trains, because the other would continue with

@@ -18,7 +18,7 @@ from ray.experimental import internal_kv
 from siirl import stacks
 from siirl.errors import RunFailed
 from siirl.execution.scheduler.vitals import Vitals
-from siirl.execution.scheduler.watchdog import WRITTEN_WITHIN_S, Judge, hang_sentence
+from siirl.execution.scheduler.watchdog import WRITTEN_WITHIN_S, HangDetector, hang_sentence
 from siirl.interrupts import STOP
 from siirl.occupation import OCCUPATION, Snapshot
 
@@ -68,7 +68,7 @@ class Supervision:
         vitals: Checks of the cluster.
         post: See `message_prefix`.
         ranks: Number of ranks.
-        limit_s: See `Judge`.
+        limit_s: See `HangDetector`.
         folder: Folder of the stack traces.
     """
 
@@ -80,7 +80,7 @@ class Supervision:
         self._ranks = ranks
         self._limit_s = limit_s
         self._folder = folder
-        self._judge = Judge(ranks=ranks, limit_s=limit_s)
+        self._detector = HangDetector(ranks=ranks, limit_s=limit_s)
         self._asked = False
 
     def check(self) -> None:
@@ -100,7 +100,7 @@ class Supervision:
             raise RunFailed(
                 f"Ray's head no longer answers, and the ranks are lost: {error}"
             ) from error
-        verdict = self._judge.look(
+        verdict = self._detector.look(
             {rank: Snapshot(**json.loads(words)) for rank, words in said if words is not None}
         )
         if verdict is None:

@@ -31,7 +31,7 @@ KILLED = "Its process died: it was killed, or it crashed."
 WRITTEN_WITHIN_S = 2.0
 
 
-class Judge:
+class HangDetector:
     """Checks the reports of the ranks.
 
     Args:
@@ -80,7 +80,7 @@ def _duration(seconds: float) -> str:
 
 
 def hang_sentence(verdict: str, *, limit_s: float, folder: Path) -> str:
-    """The judge's verdict with the remedy."""
+    """The `HangDetector`'s verdict with the remedy."""
     return (
         f"No progress for trainer.hang_minutes={limit_s / 60:g}. {verdict}. Stack traces: "
         f"{folder}. If one operation legitimately takes "
@@ -154,10 +154,10 @@ class OwnWatch:
         faulthandler.dump_traceback_later(limit_s + 10 * LOOK_EVERY_S, exit=True, file=self._file)
 
     def _watch(self, limit_s: float) -> None:
-        judge = Judge(ranks=1, limit_s=limit_s)
+        detector = HangDetector(ranks=1, limit_s=limit_s)
         while not self._over.wait(self._every_s):
             self._set_timer(limit_s)
-            verdict = judge.look({0: OCCUPATION.snapshot()})
+            verdict = detector.look({0: OCCUPATION.snapshot()})
             if verdict is not None:
                 stacks.write_here(self._folder)
                 sentence = hang_sentence(verdict, limit_s=limit_s, folder=self._folder)

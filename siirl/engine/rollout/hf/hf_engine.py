@@ -40,7 +40,7 @@ from siirl.occupation import OCCUPATION
 
 if TYPE_CHECKING:  # these modules import Pillow
     from siirl.models.seen_pictures import Pictures
-    from siirl.models.sight import SeenPictures
+    from siirl.models.vision_inputs import SeenPictures
 
 # A prefill costs about one decoding pass, whatever its size: joining one by one would halve the
 # speed. Joining requests therefore wait until they are this share of the running rows, or have

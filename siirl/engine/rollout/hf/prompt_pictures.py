@@ -25,7 +25,7 @@ def seen_by_prompts(
     if not any(one is not None and one.number for one in pictures):
         return {}
     # imports Pillow, which text models do not need
-    from siirl.models.sight import SeenPictures
+    from siirl.models.vision_inputs import SeenPictures
 
     vision = pictures[0].vision
     row_F, place_F = (

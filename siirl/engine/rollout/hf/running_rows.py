@@ -18,7 +18,7 @@ from siirl.engine.rollout.generation import FinishReason, GenerationResponse
 
 
 @dataclass(frozen=True)
-class Moves:
+class RowMoves:
     """Rows that moved when others left; other per-row storage must move in the same way."""
 
     sources: NDArray[np.int64]
@@ -100,12 +100,12 @@ class RunningRows:
             finish_reason=reason,
         )
 
-    def leave(self, rows: NDArray[np.int64]) -> Moves:
+    def leave(self, rows: NDArray[np.int64]) -> RowMoves:
         """Remove rows."""
         gone = np.zeros(self.count, np.bool_)
         gone[rows] = True
         remaining = self.count - int(gone.sum())
-        moves = Moves(
+        moves = RowMoves(
             sources=remaining + np.flatnonzero(~gone[remaining:]),
             targets=np.flatnonzero(gone[:remaining]),
         )

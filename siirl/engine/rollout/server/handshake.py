@@ -17,7 +17,7 @@ LACKS_METHOD = (404, 500)  # HTTP status without development mode; without siirl
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """The model of a server."""
 
     name: str
@@ -25,7 +25,7 @@ class Served:
     """Tokens of the longest prompt and its continuation together."""
 
 
-async def shake_hands(link: ServerLink, *, dtype: str, longest_text: int | None) -> Served:
+async def shake_hands(link: ServerLink, *, dtype: str, longest_text: int | None) -> ServedModel:
     """Check that a server can generate for a run.
 
     Args:
@@ -60,11 +60,11 @@ async def shake_hands(link: ServerLink, *, dtype: str, longest_text: int | None)
     return served
 
 
-async def _served(link: ServerLink) -> Served:
+async def _served(link: ServerLink) -> ServedModel:
     answer = await link.get("/v1/models")
     try:
         first = answer["data"][0]
-        return Served(str(first["id"]), int(first["max_model_len"]))
+        return ServedModel(str(first["id"]), int(first["max_model_len"]))
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ServerError(
             f"The inference server at {link.url} lists no model with its max_model_len: it is not "

@@ -89,7 +89,7 @@ class RunningEpisode:
 
 
 @dataclass
-class _Lent:
+class _LentEnvironment:
     """An environment of the pool that a segment's episodes hold."""
 
     slot: Slot
@@ -112,7 +112,7 @@ class SegmentWorkflow(RolloutWorkflow):
         self.environments = environments
         self._running: dict[int, RunningEpisode] = {}
         """By environment."""
-        self._lent: dict[int, _Lent] = {}
+        self._lent: dict[int, _LentEnvironment] = {}
 
     async def arun_episode(self, engine: EmbodiedEngine, data: EpisodeRequest) -> list[Trajectory]:
         """Run a segment; raises SimulationFailed if the pool could not simulate it.
@@ -213,7 +213,7 @@ class SegmentWorkflow(RolloutWorkflow):
             return episode, self._lent[environment].slot
         context = self.episodes.pool.slot()
         slot = await context.__aenter__()
-        self._lent[environment] = _Lent(slot, context)
+        self._lent[environment] = _LentEnvironment(slot, context)
         if episode is not None:
             await self._replay(episode, slot)
         return episode, slot

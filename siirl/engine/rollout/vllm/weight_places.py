@@ -134,7 +134,7 @@ class InPlace:
     def _places(self, rows: Rows) -> list[Place] | None:
         """Places of a weight; None if its loader does more than copy parts of it."""
         weight = torch.empty(rows.shape, dtype=rows.values.dtype, device="meta")
-        with _Copies() as copies:
+        with _CopyRecorder() as copies:
             self.model.load_weights([(rows.name, weight)])
         places: list[Place] = []
         lasting = True
@@ -150,7 +150,7 @@ class InPlace:
         return places
 
 
-class _Copies(TorchDispatchMode):
+class _CopyRecorder(TorchDispatchMode):
     """Records targets and sources of copies instead of copying."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ class GivenKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Given:
+class UserSettings:
     """Settings of a run's user."""
 
     groups: Mapping[str, str | None] = field(default_factory=dict)
@@ -24,7 +24,9 @@ class Given:
     keys: Mapping[str, GivenKey] = field(default_factory=dict)
 
 
-def given_by(chosen: Iterable[Assignment], keys: Iterable[Assignment], *, defaults: Any) -> Given:
+def given_by(
+    chosen: Iterable[Assignment], keys: Iterable[Assignment], *, defaults: Any
+) -> UserSettings:
     """The last choice of each group and the last source of each key.
 
     Args:
@@ -32,7 +34,7 @@ def given_by(chosen: Iterable[Assignment], keys: Iterable[Assignment], *, defaul
         keys: Values of keys.
         defaults: Nested values from the groups alone.
     """
-    return Given(
+    return UserSettings(
         {choice.key: choice.value for choice in chosen},
         {leaf.key: GivenKey(leaf.source, value_at(defaults, leaf.key)) for leaf in keys},
     )

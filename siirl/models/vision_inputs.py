@@ -32,7 +32,7 @@ class SeenPictures:
 
 
 @dataclass(frozen=True)
-class Sight:
+class VisionInputs:
     """Turns tokens and pictures into the inputs of transformers' decoder."""
 
     vision: VisionConstants
