@@ -243,7 +243,7 @@ def compile_problems(
     if not actor.use_torch_compile:
         return
     key = "actor_rollout_ref.actor.use_torch_compile"
-    if rollout.name == VLLM and rollout.mode == "sync":
+    if rollout.name == VLLM and rollout.mode != "async":
         yield ConfigError(
             f"{key}=true compiles only in updates and log-probs, but vLLM in the same process also "
             "compiles: set actor_rollout_ref.rollout.mode=async."
@@ -272,7 +272,7 @@ def tensor_parallel_problems(
     if each == 1:
         return
     key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={each}"
-    if rollout.mode == "sync":
+    if rollout.mode != "async":
         yield ConfigError(
             f"{key}: with actor_rollout_ref.rollout.mode=sync vLLM runs in the rank's own process, "
             "on one GPU: set mode=async, or make it 1."

@@ -86,6 +86,17 @@ def test_vllm_starts_on_a_gpu_half_full_of_training():
         request_memory(gpu, cache)
 
 
+def test_an_engine_on_several_gpus_asks_rays_placement_group_for_none(monkeypatch):
+    config = pytest.importorskip("vllm.config").ParallelConfig
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.util.get_current_placement_group", lambda: "of a rank")
+    name = "distributed_executor_backend"
+    assert getattr(config(tensor_parallel_size=2), name) == "ray"  # vLLM's own choice there
+    asked = settings(on_cpu=False, num_gpus=2)
+    assert getattr(config(tensor_parallel_size=2, **{name: asked[name]}), name) == "mp"
+    assert name not in settings(on_cpu=False, num_gpus=1)
+
+
 def test_without_the_texts_of_a_run_vllm_takes_what_fits():
     assert (settings()["max_model_len"], settings(longest_text=None)["max_model_len"]) == (1536, -1)
 

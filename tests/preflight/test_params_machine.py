@@ -170,6 +170,11 @@ WIDTH = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     ("words", "slots", "expected"),
     [
         ([f"{WIDTH}=2"], (8, "GPU"), "mode=sync vLLM runs in the rank's own process"),
+        (
+            ["actor_rollout_ref.rollout.mode=null", f"{WIDTH}=2"],
+            (8, "GPU"),
+            "mode=sync vLLM runs in the rank's own process",
+        ),
         (["actor_rollout_ref.rollout.mode=async", f"{WIDTH}=2"], (4, "CPU core"), "has none"),
         (
             ["actor_rollout_ref.rollout.mode=async", f"{WIDTH}=4", "trainer.n_gpus_per_node=3"],
@@ -241,5 +246,6 @@ def test_blocks_are_compiled_where_a_compiler_is_and_vllm_does_not_compile() -> 
     assert compiled(wanted, vllm[0], f"{vllm[1]}=async", compilers=True) == []
     [without_compiler] = compiled(wanted, compilers=False)
     assert "g++" in without_compiler
-    [beside_vllm] = compiled(wanted, vllm[0], f"{vllm[1]}=sync", compilers=True)
-    assert f"set {vllm[1]}=async" in beside_vllm
+    for in_the_process in ("sync", "null"):
+        [beside_vllm] = compiled(wanted, vllm[0], f"{vllm[1]}={in_the_process}", compilers=True)
+        assert f"set {vllm[1]}=async" in beside_vllm

@@ -97,6 +97,10 @@ def engine_settings(
         }
     else:
         device["gpu_memory_utilization"] = LEAST_FREE_SHARE
+    if num_gpus > 1:
+        # vLLM in a Ray actor would ask the actor's placement group for workers with a GPU each: its
+        # bundles are machines, whose GPUs the ranks hold.
+        device["distributed_executor_backend"] = "mp"
     return {
         "dtype": str(dtype).removeprefix("torch."),
         # logits as in training (siirl.algos.products)
