@@ -20,7 +20,9 @@ from siirl.engine.rollout.vllm.weight_places import PackedLayers
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.weight_sync import WeightSync
 from siirl.errors import ConfigError, InvariantError
+from siirl.models.adapters import adapters_first
 from siirl.models.language_model import load_language_model
+from siirl.models.weight_rows import in_rows
 from siirl.params import packages
 from tests.engine.knocking import knocked_at, ports
 
@@ -227,6 +229,25 @@ def test_new_weights_act_and_their_log_probs_are_verified(engine, endless):
     ).sync()
     assert gap(engine, *REQUESTS) < 1e-5
     assert ask(engine, REQUESTS[0])[0].versions.tolist() == [3] * 8
+
+
+@needs_vllm
+def test_weights_that_arrive_during_a_request_end_the_run(engine, endless):
+    def weights():
+        return in_rows(adapters_first(engine.model.state_dict()))
+
+    async def scenario():
+        engine.take_stats()
+        running = asyncio.create_task(engine.agenerate(request("a", "x", tokens=100)))
+        while engine.counts.tokens < 5:
+            await asyncio.sleep(0)
+        with pytest.raises(InvariantError, match="vLLM kept keys and values of the old weights"):
+            engine.take_weights(weights())
+        engine.interrupt()
+        await running
+
+    asyncio.run(scenario())
+    assert all(pair.agrees for pair in engine.take_weights(weights()))
 
 
 @needs_vllm

@@ -34,7 +34,7 @@ from siirl.engine.rollout.vllm.vllm_settings import (
 from siirl.engine.training.network import on_loopback
 from siirl.engine.training.port_guard import guard_new_ports
 from siirl.engine.training.weight_sync import ChecksumPair
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, InvariantError
 from siirl.models.adapters import adapters_first
 from siirl.models.chat import ChatTokenizer
 from siirl.models.checksum import RunningChecksum
@@ -169,12 +169,22 @@ class VLLMBase(TextEngineBase, abc.ABC):
 
         Cached prefixes of the old weights are dropped. No request may be running. See
         `ActingWeights`.
+
+        Raises:
+            InvariantError: A request is running, so that the cached prefixes stay.
         """
         self.wake()
         self._on_workers("siirl_begin_weights")
         expected = self._transfer(loadable(self.model, weights, self.dtype))
         found = self._on_workers("siirl_finish_weights")
-        self._wait(self.vllm.reset_prefix_cache())
+        if self.device.type == "cuda":
+            torch.cuda.ipc_collect()  # the last bucket, which the workers have now closed
+        if not self._wait(self.vllm.reset_prefix_cache()):
+            raise InvariantError(
+                "vLLM kept keys and values of the old weights, because a request was still running "
+                "when new weights arrived: a workflow must await every answer before its episode "
+                "ends."
+            )
         return [
             *(ChecksumPair(trained=expected, acting=number) for number in found),
             self._probe(),
@@ -226,8 +236,13 @@ class VLLMBase(TextEngineBase, abc.ABC):
             self.asleep = True
 
     def wake(self) -> None:
-        """Allocate the memory again; keys and values are empty."""
+        """Allocate the memory again; keys and values are empty.
+
+        PyTorch's allocator keeps what an update has freed, and vLLM cannot take memory from it. So
+        that memory goes back to the GPU first.
+        """
         if self.asleep:
+            torch.cuda.empty_cache()
             self._wait(self.vllm.wake_up())
             self.asleep = False
 
