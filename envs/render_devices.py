@@ -2,8 +2,8 @@
 
 EGL ignores CUDA_VISIBLE_DEVICES and draws on the machine's first GPU unless MUJOCO_EGL_DEVICE_ID
 names another. So all simulators of a machine would share one. Here they are spread over the GPUs of
-their rank, or, on another machine, over all GPUs. EGL's device numbers are the driver's minor
-numbers. Left out: MIG slices, which have no graphics.
+their rank, or, on another machine, over all GPUs from the number of the rank's own one on. EGL's
+device numbers are the driver's minor numbers. Left out: MIG slices, which have no graphics.
 """
 
 import os
@@ -53,9 +53,12 @@ def choose_render_device(
         uuids: `gpu_uuids` of this machine; None: read them.
     """
     here = gpu_uuids() if uuids is None else uuids
-    own = tuple(gpus) if os.uname().nodename == machine else tuple(range(len(here)))
+    own, turn = tuple(gpus), number
+    if os.uname().nodename != machine:
+        # every rank numbers its servers from 0: without the offset all would begin with GPU 0
+        own, turn = tuple(range(len(here))), number + next(iter(gpus), 0)
     if own and EGL_DEVICE not in os.environ:
-        os.environ[EGL_DEVICE] = str(own[number % len(own)])
+        os.environ[EGL_DEVICE] = str(own[turn % len(own)])
 
 
 def _number_of(name: str, uuids: Sequence[str]) -> int | None:

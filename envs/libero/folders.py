@@ -79,6 +79,9 @@ def import_libero() -> Any:
         with (
             _environment_variable("LIBERO_CONFIG_PATH", str(config)),
             _environment_variable("MPLCONFIGDIR", own),
+            # robosuite refuses an EGL device whose number is not in CUDA's list. But EGL also
+            # draws on GPUs that CUDA does not show, and the list may hold UUIDs.
+            _environment_variable("CUDA_VISIBLE_DEVICES", ""),
         ):
             return importlib.import_module("libero.libero.envs")
     except ModuleNotFoundError as missing:

@@ -39,8 +39,23 @@ def test_servers_of_a_rank_take_turns_on_its_gpus(number, device):
     assert os.environ[EGL_DEVICE] == device
 
 
-def test_a_server_on_another_machine_takes_turns_on_all_of_its_gpus():
-    choose_render_device(number=5, gpus=(2,), machine="elsewhere", uuids=UUIDS)
+@pytest.mark.parametrize(("number", "device"), [(0, "2"), (1, "3"), (2, "0"), (5, "3")])
+def test_a_server_on_another_machine_takes_turns_on_all_of_its_gpus(number, device):
+    choose_render_device(number=number, gpus=(2,), machine="elsewhere", uuids=UUIDS)
+    assert os.environ[EGL_DEVICE] == device
+
+
+def test_the_ranks_of_another_machine_draw_on_different_gpus(monkeypatch):
+    devices = []
+    for gpu in range(len(UUIDS)):
+        choose_render_device(number=0, gpus=(gpu,), machine="elsewhere", uuids=UUIDS)
+        devices.append(os.environ[EGL_DEVICE])
+        monkeypatch.delenv(EGL_DEVICE)
+    assert devices == ["0", "1", "2", "3"]
+
+
+def test_a_rank_without_gpus_has_servers_that_draw_on_those_of_their_machine():
+    choose_render_device(number=1, gpus=(), machine="elsewhere", uuids=UUIDS)
     assert os.environ[EGL_DEVICE] == "1"
 
 

@@ -378,3 +378,17 @@ def test_last_state_of_a_task_is_its_fiftieth(env):
         ]
         == 49
     )
+
+
+@pytest.mark.parametrize("visible", ["GPU-8f2c6a1e-0b5d", "4,5,6,7"])
+def test_a_server_draws_on_a_gpu_that_cuda_does_not_show(repository, visible):
+    code = (
+        "import os; from envs.libero.folders import import_libero; import_libero(); "
+        f"assert os.environ['CUDA_VISIBLE_DEVICES'] == {visible!r}"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=repository,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": visible, "MUJOCO_EGL_DEVICE_ID": "3"},
+        check=True,
+    )
