@@ -39,13 +39,14 @@ class Whereabouts:
         import ray
 
         self.file.write_text(
-            f"{ray.util.get_node_ip_address()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}"
+            f"{ray.util.get_node_ip_address()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')} "
+            f"{os.environ.get('NCCL_DEBUG', '')}"
         )
         yield
 
 
 def whereabouts(layout: ClusterLayout) -> list[list[str]]:
-    """Machine and GPUs of each rank."""
+    """Machine, GPUs and NCCL_DEBUG of each rank."""
     for _ in run_on_ray(Whereabouts, layout=layout):
         pass
     return [Path(f"rank_{rank}").read_text().split(" ") for rank in range(layout.ranks)]

@@ -195,16 +195,18 @@ def second_machine(cluster: str, ray_home: Path) -> str:
         "--disable-usage-stats",
     ]
     environment = os.environ | {"RAY_TMPDIR": str(ray_home)} | credentials()
-    start_ray(words, environment)
+    start_ray(words, environment | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"})
     return address
 
 
 def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
     cluster: str, second_machine: str, ray_home: Path, tmp_path: Path
 ) -> None:
-    """With and without GPUs, in the command's folder; a message states a wait for GPUs."""
+    """With and without GPUs, in the command's folder; a message states a wait for GPUs. Each rank
+    sees only its own GPU, whatever the machine's Ray was told, and the command's setting of NCCL.
+    """
     command = [sys.executable, str(Path(__file__).with_name("placed_ranks.py")), cluster]
-    environment = os.environ | {"RAY_TMPDIR": str(ray_home)} | credentials()
+    environment = os.environ | {"RAY_TMPDIR": str(ray_home), "NCCL_DEBUG": "WARN"} | credentials()
     process = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -212,8 +214,9 @@ def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
     saw = json.loads(process.stdout.splitlines()[-1])
     machine_of_each = [saw["here"], saw["here"], second_machine, second_machine]
     for ranks in ("on_cpus", "on_gpus"):
-        assert [machine for machine, _ in saw[ranks]] == machine_of_each
-    gpus = [gpu for _, gpu in saw["on_gpus"]]
+        assert [machine for machine, *_ in saw[ranks]] == machine_of_each
+        assert [setting for *_, setting in saw[ranks]] == ["WARN"] * 4
+    gpus = [gpu for _, gpu, _ in saw["on_gpus"]]
     assert [sorted(gpus[:2]), sorted(gpus[2:])] == [["0", "1"], ["0", "1"]]
     assert not saw["placed_meanwhile"]
     assert "Waiting for 2 machine(s) with 2 free GPUs each; others use them now" in process.stderr

@@ -43,6 +43,17 @@ AS_A_JOB = {
 # If another server than Ray is at the address, give up after 20 seconds instead of minutes.
 TO_CONNECT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
 WORKING_FOLDER = "SIIRL_WORKING_FOLDER"
+# A rank takes the first GPU that it sees (siirl.engine.training.rank_device). Users of other
+# frameworks set this to 1, and every rank would then see, and take, the machine's first GPU.
+OWN_GPUS_ONLY = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}
+# Beginnings of names. Processes of a running cluster have the environment of its `ray start`, but
+# these settings of libraries are the command's.
+PASSED_ON = (
+    *("NCCL_", "TORCH_NCCL_", "GLOO_SOCKET_IFNAME", "CUBLAS_WORKSPACE_CONFIG"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    *("HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT"),
+    *("MUJOCO_GL", "PYOPENGL_PLATFORM", "MUJOCO_EGL_DEVICE_ID"),
+)
 # Ray gives its own processes 30 seconds to start (a constant in ray/_private/node.py of 2.60),
 # which is too short on a busy machine.
 TIMED_OUT, STARTS = "timed out during startup", 3
@@ -204,11 +215,13 @@ def _runtime_env(settings: ClusterSettings, folder: Path | None) -> dict[str, An
     """Environment of each process of the job. Processes of a running cluster start in a separate
     folder, not in the command's.
     """
+    of_every_process = {**OWN_GPUS_ONLY, **settings.env_vars}
     if folder is not None:
-        return {"env_vars": {**settings.env_vars, PRIVATE_FOLDER: str(folder)}}
+        return {"env_vars": {**of_every_process, PRIVATE_FOLDER: str(folder)}}
     hook = f"{__name__}.{change_to_command_folder.__name__}"
+    passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
     return {
-        "env_vars": {**settings.env_vars, WORKING_FOLDER: os.getcwd()},
+        "env_vars": {**passed_on, **of_every_process, WORKING_FOLDER: os.getcwd()},
         "worker_process_setup_hook": hook,
     }
 
