@@ -32,7 +32,7 @@ def settings(**options):
         (LONG, 1536, 1536),
         (NO_LIMIT, 1536, 1536),
         (1024, 1536, 1024),
-        (1024, 2, 17),  # the probe's sixteen, and one that is generated
+        (1024, 2, 17),  # a short probe of sixteen, and one that is generated
         (8, 2, 8),
         (LONG, None, LONG),
     ],
