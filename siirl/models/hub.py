@@ -1,4 +1,4 @@
-"""Asks the Hugging Face hub once, with a short timeout, whether it has a model.
+"""Asks the Hugging Face Hub once, with a short timeout, whether it has a model.
 
 `from_pretrained` requests every file separately; if the Hub is unreachable, it tries each six times
 (huggingface_hub, `http_backoff`). A mistyped folder, or a cached model, then takes minutes. Here
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.params.hub_files import PATIENCE_S
+from siirl.params.hub_refusals import refusal
 from siirl.params.weight_files import CONFIG_FILE, LANGUAGE_MODEL_FOLDER
 
 logger = logging.getLogger(__name__)
@@ -38,66 +39,62 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import (
-        GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
         HTTPError,  # from its HTTP library; raised if there is no answer
         OfflineModeIsEnabled,
         RemoteEntryNotFoundError,
-        RepositoryNotFoundError,
     )
     from huggingface_hub.utils import validate_repo_id
 
-    missing = f"{place}={name}: there is no folder {name} here, and"
     try:
         validate_repo_id(name)
         get_hf_file_metadata(
             hf_hub_url(name, CONFIG_FILE, endpoint=endpoint), timeout=PATIENCE_S, endpoint=endpoint
         )
     except HFValidationError as error:
-        raise ConfigError(f"{missing} no model on the Hub can have that name. {REMEDY}") from error
-    except GatedRepoError as error:
-        reason = "its owners must grant access"
-        remedy = f"request it at https://huggingface.co/{name}, then `hf auth login`"
-        return _cached(
-            name, otherwise=f"{place}={name}: {reason}: {remedy}.", error=error, reason=reason
-        )
-    except RepositoryNotFoundError as error:
-        reason = "the Hub has no such public model (for a private one: `hf auth login`)"
-        return _cached(name, otherwise=f"{missing} {reason}. {REMEDY}", error=error, reason=reason)
+        raise ConfigError(
+            f"{_missing(name, place)} no model on the Hub can have that name. {REMEDY}"
+        ) from error
     except RemoteEntryNotFoundError as error:
         raise MissingAssetError(
             f"{place}={name} is on the Hub, but is not a model: it has no {CONFIG_FILE}. {REMEDY}"
         ) from error
-    except OfflineModeIsEnabled as error:
-        return _cached(
-            name,
-            otherwise=f"{missing} the Hub is not asked: HF_HUB_OFFLINE is set. "
-            f"{FOLDER}, or unset it.",
-            error=error,
-        )
-    except (HfHubHTTPError, HTTPError) as error:
-        reason = (
-            f"the Hub answered with status {error.response.status_code}"
-            if isinstance(error, HfHubHTTPError)
-            else f"the Hub could not be reached ({str(error) or type(error).__name__})"
-        )
-        otherwise = f"{missing} {reason}. {FOLDER}, or try again."
-        return _cached(name, otherwise=otherwise, error=error, reason=reason)
+    except (HfHubHTTPError, HTTPError, OfflineModeIsEnabled) as error:
+        folder = cached_folder(name)
+        if folder is None:
+            raise MissingAssetError(_refused(name, place, error)) from error
+        if not isinstance(error, OfflineModeIsEnabled):
+            logger.warning("%s: %s, so its copy in %s is used.", name, refusal(error), folder)
+        return str(folder)
     return name
 
 
-def _cached(name: str, *, otherwise: str, error: Exception, reason: str | None = None) -> str:
-    """The folder of a model in the Hub's cache.
+def _missing(name: str, place: str) -> str:
+    return f"{place}={name}: there is no folder {name} here, and"
 
-    With a `reason`, the use of the copy is logged. Without a copy, MissingAssetError(`otherwise`).
-    """
-    folder = cached_folder(name)
-    if folder is None:
-        raise MissingAssetError(otherwise) from error
-    if reason is not None:
-        logger.warning("%s: %s, so its copy in %s is used.", name, reason, folder)
-    return str(folder)
+
+def _refused(name: str, place: str, error: Exception) -> str:
+    """Message with reason and remedy."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    reason = refusal(error)
+    if isinstance(error, GatedRepoError):
+        return (
+            f"{place}={name}: {reason}: request it at https://huggingface.co/{name}, then "
+            "`hf auth login`."
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        remedy = REMEDY
+    elif isinstance(error, OfflineModeIsEnabled):
+        remedy = f"{FOLDER}, or unset it."
+    else:
+        remedy = f"{FOLDER}, or try again."
+    return f"{_missing(name, place)} {reason}. {remedy}"
 
 
 def cached_folder(name: str) -> Path | None:

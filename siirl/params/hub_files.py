@@ -13,10 +13,11 @@ from pathlib import Path
 
 from siirl.errors import MissingAssetError
 from siirl.params.hub_place import HubPlace
+from siirl.params.hub_refusals import refusal
 
 logger = logging.getLogger(__name__)
 
-# The hub answers within a second; a slower connection cannot download gigabytes either.
+# The Hub answers within a second; a slower connection cannot download gigabytes either.
 PATIENCE_S = 5.0
 COMMIT = re.compile(r"[0-9a-f]{40}")
 OTHER_FORMATS = (
@@ -134,17 +135,12 @@ def _reason(place: HubPlace, error: Exception) -> tuple[str, str]:
         RevisionNotFoundError,
     )
 
+    reason = refusal(error, kind=place.kind)
     if isinstance(error, GatedRepoError):
-        return (
-            "its owners must grant access",
-            f"Request it at https://huggingface.co/{place.repository}, then `hf auth login`.",
-        )
+        page = f"https://huggingface.co/{place.repository}"
+        return reason, f"Request it at {page}, then `hf auth login`."
     if isinstance(error, RepositoryNotFoundError):
-        kind = "model" if place.kind == "model" else "data set"
-        return (
-            f"the Hub has no such public {kind} (for a private one: `hf auth login`)",
-            "Correct the name, or give a local path.",
-        )
+        return reason, "Correct the name, or give a local path."
     if isinstance(error, RevisionNotFoundError):
         return f"it has no revision {place.revision}", "Name a branch, a tag or a commit of it."
     if isinstance(error, OfflineModeIsEnabled):
@@ -153,8 +149,5 @@ def _reason(place: HubPlace, error: Exception) -> tuple[str, str]:
             "Unset it, or give a local path.",
         )
     if isinstance(error, HfHubHTTPError):
-        return f"the Hub answered with status {error.response.status_code}", "Try again."
-    return (
-        f"the Hub could not be reached ({str(error) or type(error).__name__})",
-        "Try again, or give a local path.",
-    )
+        return reason, "Try again."
+    return reason, "Try again, or give a local path."
