@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import checked_action, read_options
+from envs.arguments import checked_action, not_running, read_options
 from envs.base import Environment, EnvSpec, Info, Observation, StepResult
 
 
@@ -96,9 +96,7 @@ class ThreeValueAdapter(Environment):
     async def step(self, action: Any) -> StepResult:
         """See `Environment.step`; with several agents every value except the flags is a list."""
         if self._ended:
-            raise RuntimeError(
-                "The episode has ended or was never started: call reset before step."
-            )
+            raise not_running()
         actions = self._checked_actions(action)
         result = await _value(self._environment.step(actions))
         if not isinstance(result, tuple) or len(result) != 3:

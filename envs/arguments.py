@@ -1,4 +1,4 @@
-"""Checks arguments of environments: seed and options of `reset`, and actions."""
+"""Checks arguments of environments: seed and options of `reset`, and actions; errors of calls."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
@@ -113,6 +113,11 @@ def check_heldout_share(share: float, *, may_be_zero: bool = True) -> None:
     if not (above_lower_end and share < 1):
         lower = "at least" if may_be_zero else "above"
         raise ValueError(f"heldout_share must be {lower} 0 and below 1, got {share}.")
+
+
+def not_running(call: str = "step") -> RuntimeError:
+    """The error of a `call` that needs a running episode."""
+    return RuntimeError(f"The episode has ended or was never started: call reset before {call}.")
 
 
 def checked_seed(seed: int | None) -> int | None:

@@ -26,7 +26,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from numpy.typing import NDArray
 
-from envs.arguments import checked_action, checked_seed, read_options
+from envs.arguments import checked_action, checked_seed, not_running, read_options
 from envs.base import (
     INSTRUCTION,
     LARGEST_REWARD,
@@ -122,9 +122,7 @@ class GymnasiumEnv(Environment):
         """See `Environment.step`."""
         checked = checked_action(action, space=self.spec.action_space)
         if self._ended:
-            raise RuntimeError(
-                "The episode has ended or was never started: call reset before step."
-            )
+            raise not_running()
         native = self._actions.native(checked)
         with self._user_code("step"):
             observation, reward, terminated, truncated, raw = self._env.step(native)

@@ -14,6 +14,10 @@ DIVERGENCE = (
     mujoco.mjtWarning.mjWARN_BADQACC,
 )
 
+# MuJoCo would write warnings to MUJOCO_LOG.TXT in the working folder; relevant ones are counted in
+# `data.warning`, see `divergence`.
+mujoco.set_mju_user_warning(lambda message: None)
+
 
 def state_of(model: Any, data: Any) -> NDArray[np.float64]:
     """A copy of the state; `mujoco.mj_setState(model, data, state, STATE)` restores it."""

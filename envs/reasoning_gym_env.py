@@ -35,6 +35,7 @@ from envs.arguments import (
     check_heldout_share,
     checked_choice,
     checked_seed,
+    not_running,
     read_options,
 )
 from envs.base import Environment, EpisodeFailed, Info, StepResult
@@ -164,9 +165,7 @@ class ReasoningGymEnv(Environment):
         """
         text = checked_text(action, space=cast(ModelText, self.spec.action_space))
         if self._question is None:
-            raise RuntimeError(
-                "The episode has ended or was never started: call reset before step."
-            )
+            raise not_running()
         question, self._question = self._question, None
         answer = final_answer(text)
         value = await self._score(answer, question)

@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import checked_action
+from envs.arguments import checked_action, not_running
 from envs.base import (
     IMAGES,
     INSTRUCTION,
@@ -135,9 +135,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             raise ValueError("step_chunk needs at least one action.")
         checked = [checked_action(action, space=self.spec.action_space) for action in actions]
         if self._task is None or self._ended:
-            raise RuntimeError(
-                "The episode has ended or was never started: call reset before step."
-            )
+            raise not_running()
         simulator = self._simulators[self._task]
         frames = FrameBuffer()
         limit = self._step_limit(self._task)

@@ -36,6 +36,7 @@ from envs.arguments import (
     check_heldout_share,
     checked_choice,
     checked_seed,
+    not_running,
     read_options,
 )
 from envs.base import Environment, EpisodeFailed, Info, StepResult, is_reward
@@ -147,9 +148,7 @@ class VerifiersEnv(Environment):
         """
         text = checked_text(action, space=cast(ModelText, self.spec.action_space))
         if self._conversation is None:
-            raise RuntimeError(
-                "The episode has ended or was never started: call reset before step."
-            )
+            raise not_running()
         self._conversation.say(text)
         messages = await self._conversation.next_messages()
         if messages is not None:

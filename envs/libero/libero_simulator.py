@@ -33,10 +33,6 @@ from envs.libero.placements import draw_placements, published_seed
 from envs.libero.suites import SETTLE_STEPS, LiberoTask
 from envs.mujoco_state import STATE, divergence, state_of
 
-# MuJoCo would write warnings to MUJOCO_LOG.TXT in the working folder; relevant ones are counted in
-# `data.warning` and raised.
-mujoco.set_mju_user_warning(lambda message: None)
-
 # no motion, gripper open: the published protocol's action while objects settle
 WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 COLLISION_GROUP, UNSEEN_GROUP = 0, 5  # robosuite draws group 1 only; MuJoCo draws 0 to 2

@@ -31,6 +31,7 @@ from envs.arguments import (
     checked_choice,
     checked_seed,
     checked_tasks,
+    not_running,
     read_options,
 )
 from envs.base import Environment, Info, StepResult
@@ -151,9 +152,7 @@ class MathEnv(Environment):
         """
         texts = self._checked_texts(action)
         if self._row is None:
-            raise RuntimeError(
-                "The episode has ended or was never started: call reset before step."
-            )
+            raise not_running()
         row, self._row = self._row, None
         grades = [
             grade_info(text, row, grader=self._grader, format_reward=self._format_reward)

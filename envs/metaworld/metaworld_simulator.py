@@ -20,10 +20,6 @@ from envs.metaworld.speed import lighten
 from envs.metaworld.suite import VERSION_SUFFIX
 from envs.mujoco_state import STATE, divergence, state_of
 
-# MuJoCo would write warnings to MUJOCO_LOG.TXT in the working folder; relevant ones are counted in
-# `data.warning` and raised.
-mujoco.set_mju_user_warning(lambda message: None)
-
 GRIPPER, THING, SECOND_THING = (
     slice(0, 4),
     slice(4, 7),

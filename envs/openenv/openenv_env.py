@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Protocol
 
 from numpy.typing import NDArray
 
-from envs.arguments import check_counts, checked_seed
+from envs.arguments import check_counts, checked_seed, not_running
 from envs.base import Environment, EnvSpec, EpisodeFailed, Info, Observation, StepResult
 from envs.deadlines import checked_deadline
 from envs.openenv.description import Description, describe
@@ -165,9 +165,7 @@ class OpenEnvEnv(Environment):
         if len(actions) == 0:
             raise ValueError("step_chunk needs at least one action.")
         if not self._is_open:
-            raise RuntimeError(
-                "The episode has ended or was never started: call reset before step."
-            )
+            raise not_running()
         if isinstance(self._play, TextPlay) and len(actions) > 1:
             return await super().step_chunk(actions)  # a text is a step
         try:

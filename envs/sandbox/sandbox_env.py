@@ -15,6 +15,7 @@ from envs.arguments import (
     checked_choice,
     checked_seed,
     checked_tasks,
+    not_running,
     read_options,
 )
 from envs.base import Environment, EpisodeFailed, Info, StepResult
@@ -146,9 +147,7 @@ class SandboxEnv(Environment):
         """
         text = checked_text(action, space=self.spec.action_space)  # type: ignore[arg-type]
         if self._problem is None:
-            raise RuntimeError(
-                "The episode has ended or was never started: call reset before step."
-            )
+            raise not_running()
         problem, self._problem = self._problem, None
         try:
             verdict = await judge(

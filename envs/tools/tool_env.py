@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from numpy.typing import NDArray
 
-from envs.arguments import HELDOUT_SHARE, check_counts
+from envs.arguments import HELDOUT_SHARE, check_counts, not_running
 from envs.base import Environment, EnvSpec, Info, StepResult
 from envs.math.grading import GRADERS, GRADING_CPU_S, Grader
 from envs.math.math_env import asked_row, grade_info, opening_info, question_source
@@ -163,9 +163,7 @@ class ToolEnv(Environment):
         """
         text = checked_text(action, space=cast(ModelText, self.spec.action_space))
         if self._row is None:
-            raise RuntimeError(
-                "The episode has ended or was never started: call reset before step."
-            )
+            raise not_running()
         self._turns += 1
         calls = read_calls(text)
         spent = self._budget.spend(text)

@@ -107,11 +107,7 @@ class TaskLoader:
         _check_tasks(tasks)
         if not 0 <= rank < ranks:
             raise ConfigError(f"TaskLoader: rank {rank} of {ranks}; ranks count from 0.")
-        if prompts_per_step < ranks:
-            raise ConfigError(
-                f"data.train_batch_size={prompts_per_step} leaves some of the {ranks} ranks "
-                f"without a prompt. Use at least {ranks}."
-            )
+        check_prompts_per_step(prompts_per_step, ranks=ranks)
         self.tasks = tuple(tasks)
         self.weights = tuple(weights) or (1,) * len(self.tasks)
         self._pass = np.repeat(np.arange(len(self.tasks)), self.weights)
@@ -242,6 +238,19 @@ def evaluation_tasks(
         for task_id, task in enumerate(tasks)
     ]
     return episodes[rank::ranks]
+
+
+def check_prompts_per_step(prompts_per_step: int, *, ranks: int) -> None:
+    """Require a prompt for each rank.
+
+    Raises:
+        ConfigError: There are fewer.
+    """
+    if prompts_per_step < ranks:
+        raise ConfigError(
+            f"data.train_batch_size={prompts_per_step} leaves some of the {ranks} ranks "
+            f"without a prompt. Use at least {ranks}."
+        )
 
 
 def _check_tasks(tasks: Sequence[str]) -> None:

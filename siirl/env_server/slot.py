@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
+from envs.arguments import not_running
 from envs.base import EnvSpec, EpisodeFailed, Frames, Info, Observation, StepResult
 from siirl.env_server import answer_checks
 from siirl.env_server.replay_samples import difference, sample
@@ -117,9 +118,7 @@ class Slot:
             SimulationFailed: The servers of this episode failed too often.
         """
         if self._episode is None or self._episode.ended:
-            raise RuntimeError(
-                "The episode has ended or was never started: call reset before step_chunk."
-            )
+            raise not_running("step_chunk")
         result: StepResult = await self._carry_out("step_chunk", (own_actions(actions),))
         self._tally.steps += int(result[-1]["executed"])
         return result

@@ -47,7 +47,7 @@ from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.references import load_reference
-from siirl.params.training_args import TrainingArguments
+from siirl.params.training_args import FIRST_DEMONSTRATION_SEED, TrainingArguments
 from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.machine import check_machine
 
@@ -56,10 +56,9 @@ from siirl.preflight.machine import check_machine
 # 50 initial states per task, and a seed only selects one of them: seeds below 1,000,000 select the
 # evaluation's states, higher seeds the others.
 EXPERTS = {
-    "metaworld": ("envs.metaworld.metaworld_env:expert", 900_000),
+    "metaworld": ("envs.metaworld.metaworld_env:expert", FIRST_DEMONSTRATION_SEED),
     "libero": ("envs.libero.expert.script:expert", 1_900_000),
 }
-OTHER_FIRST_SEED = 900_000
 HARDLY_EVER = 0.01  # share of right samples: five of six groups of sixteen have none, so no signal
 CLIP_EVERY = 8  # environment steps between frames of a clip, see `reward.frame_every`
 
@@ -174,7 +173,7 @@ class _Experts:
         trainer: TrainingArguments,
         stack: ExitStack,
     ) -> None:
-        own_expert, self.first_seed = EXPERTS.get(env.name, (None, OTHER_FIRST_SEED))
+        own_expert, self.first_seed = EXPERTS.get(env.name, (None, FIRST_DEMONSTRATION_SEED))
         reference = flags.expert or own_expert
         if reference is None:
             raise ConfigError(

@@ -14,6 +14,10 @@ from siirl.params.model_args import ActorRolloutRefArguments, RewardModelArgumen
 from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 
+FIRST_DEMONSTRATION_SEED = 900_000
+"""First seed of siirl.warm_start; training's seeds begin at 1,000,000
+(siirl.data_coordinator.task_stream).
+"""
 LOGGERS = ("console", "mlflow", "tensorboard", "trackio", "wandb")
 SHORTEST_GRACE_S = 1.0  # shortest time that can end a step and write a checkpoint
 # Three seconds; a healthy run pauses for one second to import a module or build a simulator.
@@ -91,8 +95,8 @@ class TrainingArguments:
     )
     val_seed_offset: int = option(
         0,
-        "First seed of the held-out episodes of each task, below 900,000: demonstrations use seeds "
-        "from there on, and training from 1,000,000 on.",
+        f"First seed of the held-out episodes of each task, below {FIRST_DEMONSTRATION_SEED:,}: "
+        "demonstrations use seeds from there on, and training from 1,000,000 on.",
         why="the first seeds that neither uses",
         minimum=0,
     )

@@ -30,7 +30,11 @@ from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.references import check_reference, is_reference
 from siirl.params.registered_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS, RewardArguments
-from siirl.params.training_args import SiiRLArguments, TrainingArguments
+from siirl.params.training_args import (
+    FIRST_DEMONSTRATION_SEED,
+    SiiRLArguments,
+    TrainingArguments,
+)
 from siirl.preflight.critic_checks import (
     WITH_CRITIC,
     critic_problems,
@@ -43,10 +47,6 @@ from siirl.preflight.group_checks import group_problems
 from siirl.preflight.segment_checks import segment_problems
 
 KL_WITHOUT_GRADIENT = "k1"  # as a loss, its gradient has mean zero; the alias kl is k1 here
-
-# first seed of siirl.warm_start; training's seeds begin at 1,000,000
-# (siirl.data_coordinator.task_stream)
-FIRST_DEMONSTRATION_SEED = 900_000
 
 
 def config_problems(config: SiiRLArguments) -> list[SiirlError]:

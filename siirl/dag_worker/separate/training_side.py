@@ -27,8 +27,8 @@ from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.data_coordinator.balance import get_seqlen_balanced_partitions
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.data_coordinator.sample_info import SampleInfo
+from siirl.engine.rollout.rollout import too_many_failures
 from siirl.engine.training.collectives import Collectives
-from siirl.errors import TooManyFailures
 from siirl.execution.dag import NodeOutput
 from siirl.interrupts import STOP, Interrupted
 from siirl.occupation import OCCUPATION
@@ -150,9 +150,11 @@ class TrainingSide:
         episodes = sum(report.episodes for _, report in reports)
         failed = [reason for _, report in reports for reason in report.failed]
         if len(failed) > self.max_failed_share * episodes:
-            raise TooManyFailures(
-                f"{len(failed)} of {episodes} episodes could not be simulated, more than "
-                f"env.max_failed_share={self.max_failed_share} allows. The first: {failed[0]}"
+            raise too_many_failures(
+                len(failed),
+                episodes=episodes,
+                max_failed_share=self.max_failed_share,
+                first=failed[0],
             )
 
     def _metrics(self, batch: TensorDict, *, taken: int, discarded: int) -> dict[str, Value]:

@@ -19,7 +19,12 @@ from siirl.data_coordinator.prompts.index import Encode, Gather, build_index
 from siirl.data_coordinator.prompts.joined_files import CheckRow, has_truth, open_prompt_files
 from siirl.data_coordinator.prompts.read_ahead import in_batches
 from siirl.data_coordinator.prompts.split import counts_of, describe_split, split_prompts
-from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LOADER_COLUMNS, Outcomes
+from siirl.data_coordinator.task_stream import (
+    FIRST_TRAINING_SEED,
+    LOADER_COLUMNS,
+    Outcomes,
+    check_prompts_per_step,
+)
 from siirl.errors import CheckpointError, ConfigError
 from siirl.params.data_args import DataArguments
 
@@ -55,11 +60,7 @@ class PromptLoader:
         num_workers: int = 0,
         counts: Mapping[str, float] | None = None,
     ) -> None:
-        if prompts_per_step < dataset.ranks:
-            raise ConfigError(
-                f"data.train_batch_size={prompts_per_step} leaves some of the {dataset.ranks} "
-                f"ranks without a prompt. Use at least {dataset.ranks}."
-            )
+        check_prompts_per_step(prompts_per_step, ranks=dataset.ranks)
         self.dataset, self.heldout = dataset, heldout
         self.prompts_per_step, self.num_workers = prompts_per_step, num_workers
         self.position = 0

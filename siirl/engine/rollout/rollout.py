@@ -166,9 +166,27 @@ def check_failures(
         raise Interrupted(max(broken_off))
     if sum(counts) <= max_failed_share * sum(totals):
         return
-    error = TooManyFailures(
-        f"{sum(counts)} of {sum(totals)} episodes could not be simulated, more than "
-        f"env.max_failed_share={max_failed_share} allows. "
-        f"The first: {next(itertools.chain(*firsts))}"
+    error = too_many_failures(
+        sum(counts),
+        episodes=sum(totals),
+        max_failed_share=max_failed_share,
+        first=next(itertools.chain(*firsts)),
     )
     raise error from (failed[0][1] if failed else None)
+
+
+def too_many_failures(
+    failed: int, *, episodes: int, max_failed_share: float, first: str
+) -> TooManyFailures:
+    """The error of a step in which too many episodes failed.
+
+    Args:
+        failed: Number of episodes that could not be simulated.
+        episodes: Of so many.
+        max_failed_share: `env.max_failed_share`.
+        first: Reason of the first.
+    """
+    return TooManyFailures(
+        f"{failed} of {episodes} episodes could not be simulated, more than "
+        f"env.max_failed_share={max_failed_share} allows. The first: {first}"
+    )
