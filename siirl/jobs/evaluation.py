@@ -58,10 +58,9 @@ from siirl.preflight.ungraded_rows import rate_by_grade
 from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.console import (
     cell,
+    interval_table,
     narrow_table,
     perturbation_table,
-    score_table,
-    success_table,
 )
 from siirl.reporting.metric_reduction import reduce_metrics
 from siirl.reporting.metrics import Reduced
@@ -178,14 +177,14 @@ def on_held_out(
     if config.env.perturb is not None:
         tables += perturbation_tables(title, success)
     elif any(success.values()):
-        tables.append(success_table(title, success))
+        tables.append(interval_table(title, success))
     if any(scores.values()):
         results["reward"] = plain(scores)
         parts = " + ".join(
             part.label for part in reward_parts(config.reward, config.custom_reward_function)
         )
         tables.append(
-            score_table(
+            interval_table(
                 f"mean reward ({parts}) of held-out episodes without a grade, 95 % intervals",
                 scores,
             )

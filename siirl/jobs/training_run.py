@@ -46,8 +46,7 @@ from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.console import (
     EMBODIED_COLUMNS,
     TEXT_COLUMNS,
-    score_table,
-    success_table,
+    interval_table,
     tasks_below_others,
 )
 from siirl.reporting.earlier_rows import earlier_rows
@@ -272,7 +271,7 @@ def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
     from siirl.data_coordinator.ray_redistribution import RayRedistribution
 
     coordinator = start_coordinator()
-    return functools.partial(_connect, RayRedistribution, coordinator, ranks)
+    return lambda rank: RayRedistribution(coordinator, rank=rank, ranks=ranks)
 
 
 def _exchange_for(edges: Mapping[int, Edge]) -> Callable[[], "ExchangeLine"]:
@@ -280,12 +279,6 @@ def _exchange_for(edges: Mapping[int, Edge]) -> Callable[[], "ExchangeLine"]:
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine, start_exchange
 
     return functools.partial(ExchangeLine, start_exchange(edges))
-
-
-def _connect(
-    redistribution: Callable[..., Redistribution], coordinator: Any, ranks: int, rank: int
-) -> Redistribution:
-    return redistribution(coordinator, rank=rank, ranks=ranks)
 
 
 def show_summary(
@@ -299,7 +292,7 @@ def show_summary(
         scores = {when: mean_scores(metrics) for when, metrics in ends.items()}
         if columns["after"]:
             console.print(
-                success_table(
+                interval_table(
                     "success on the same held-out episodes before and after, 95 % intervals",
                     columns,
                 )
@@ -309,7 +302,7 @@ def show_summary(
                 console.print(Text(printable(sentence, keep="")))
         if scores["after"]:
             console.print(
-                score_table(
+                interval_table(
                     "mean reward of the same held-out episodes before and after, 95 % intervals",
                     scores,
                 )

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -265,12 +264,20 @@ def evaluation_line(metrics: Mapping[str, Reduced]) -> str:
     return "; ".join(parts)
 
 
-def success_table(title: str, columns: Mapping[str, Mapping[str, SuccessInterval]]) -> Table:
-    """Table of success with 95 % intervals: one row per task, one column per measurement.
+def interval_table(
+    title: str, columns: Mapping[str, Mapping[str, SuccessInterval | MeanInterval]]
+) -> Table:
+    """Table of success or mean reward: one row per task, one column per measurement.
 
     `columns` is, for example, {"before": {...}, "after": {...}}.
     """
-    return _interval_table(title, columns)
+    table = narrow_table(title)
+    for name in columns:
+        table.add_column(name, no_wrap=len(columns) <= _WHOLE_COLUMNS)
+    tasks = dict.fromkeys(task for measured in columns.values() for task in measured)
+    for task in sorted(tasks, key=all_last):
+        table.add_row(cell(task), *(str(measured.get(task, "-")) for measured in columns.values()))
+    return table
 
 
 def perturbation_table(title: str, columns: Mapping[str, Mapping[str, SuccessInterval]]) -> Table:
@@ -311,11 +318,6 @@ def narrow_table(title: str, *, first: str = "task", padding: int = 1) -> Table:
     return table
 
 
-def score_table(title: str, columns: Mapping[str, Mapping[str, MeanInterval]]) -> Table:
-    """`success_table` for the mean reward."""
-    return _interval_table(title, columns)
-
-
 def tasks_below_others(after: Mapping[str, SuccessInterval]) -> list[str]:
     """A sentence for each task whose interval lies below that of the other tasks together."""
     tasks = {name: rate for name, rate in after.items() if name != "all" and rate.episodes}
@@ -333,13 +335,3 @@ def tasks_below_others(after: Mapping[str, SuccessInterval]) -> list[str]:
 def cell(text: str) -> str:
     """Foreign text, escaped for a table cell."""
     return escape(printable(text, keep=""))
-
-
-def _interval_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = narrow_table(title)
-    for name in columns:
-        table.add_column(name, no_wrap=len(columns) <= _WHOLE_COLUMNS)
-    tasks = dict.fromkeys(task for measured in columns.values() for task in measured)
-    for task in sorted(tasks, key=all_last):
-        table.add_row(cell(task), *(str(measured.get(task, "-")) for measured in columns.values()))
-    return table

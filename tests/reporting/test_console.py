@@ -13,9 +13,9 @@ from siirl.reporting.console import (
     TableColumn,
     evaluation_line,
     first_estimate,
+    interval_table,
     no_update_line,
     stage_line,
-    success_table,
     tasks_below_others,
 )
 from siirl.reporting.progress import Progress, duration
@@ -318,7 +318,7 @@ def test_the_reward_is_shown_beside_success_if_some_rows_are_ungraded_and_alone_
 def test_the_table_has_a_row_a_task_with_all_last() -> None:
     console = log_file()
     rates = {"all": success_interval(1, 2), "push": success_interval(1, 2)}
-    console.print(success_table("Held-out success", {"before": rates, "after": {}}))
+    console.print(interval_table("Held-out success", {"before": rates, "after": {}}))
     lines = text_of(console).splitlines()
     assert [line.split()[0] for line in lines if "[" in line] == ["push", "all"]
 
@@ -326,7 +326,7 @@ def test_the_table_has_a_row_a_task_with_all_last() -> None:
 def test_before_and_after_of_a_task_are_one_row_of_80_columns_and_a_long_name_stays_whole() -> None:
     console = log_file()
     rates = {"drawer-open": success_interval(137, 300), "z" * 30: success_interval(300, 300)}
-    console.print(success_table("Held out", {"before": rates, "after": rates}))
+    console.print(interval_table("Held out", {"before": rates, "after": rates}))
     lines = text_of(console).splitlines()
     assert max(map(len, lines)) <= 80
     [row] = [line for line in lines if "drawer-open" in line]
@@ -398,7 +398,7 @@ def test_names_of_tasks_and_activities_cannot_control_the_terminal() -> None:
     with Progress("training", 2, console=console) as progress:
         progress.activity(hostile)
         progress.print(f"held out, {hostile}")
-    console.print(success_table("success", {"after": {hostile: success_interval(1, 2)}}))
+    console.print(interval_table("success", {"after": {hostile: success_interval(1, 2)}}))
     shown = text_of(console)
     assert "\x1b[2J" not in shown
     assert "held out, push\\x1b[2J" in shown
