@@ -161,7 +161,12 @@ class WorkerPool:
                 self._changed.notify_all()
 
     def _start(self) -> "_Worker":
-        worker = _Worker(self.settings)
+        try:
+            worker = _Worker(self.settings)
+        except OSError as error:  # the machine has no memory, processes or descriptors left
+            raise WorkerUnavailable(
+                f"No process for {self.settings.target} could be started: {error}."
+            ) from error
         with self._lock:
             closed = self._closed
             if not closed:

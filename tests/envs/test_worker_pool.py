@@ -4,6 +4,7 @@ works.
 
 import asyncio
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -131,6 +132,18 @@ def test_unknown_function_is_reported(workers):
         WorkerUnavailable, match=r"tests_envs_workers:no_such cannot be imported: AttributeError"
     ):
         call(workers("no_such"), None)
+
+
+def test_a_machine_without_descriptors_left_starts_no_process(workers):
+    pool = workers("double")
+    bounds = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, bounds[1]))
+    try:
+        with pytest.raises(WorkerUnavailable, match=r"could be started: .*Too many open files"):
+            pool.call_blocking(21)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, bounds)
+    assert pool.call_blocking(21) == 42
 
 
 def test_children_of_a_killed_process_are_killed(workers):
