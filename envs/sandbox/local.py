@@ -53,17 +53,21 @@ class LocalSandbox:
 
     async def run(self, job: ProgramRun) -> AsyncGenerator[Execution, None]:
         """See `Sandbox.run`."""
-        with self._isolation.launch() as launch:
-            process = await asyncio.create_subprocess_exec(
-                *[*launch.command, "-c", BOOTSTRAP],
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=launch.environment,
-                cwd=launch.folder,
-                pass_fds=launch.descriptors,
-                start_new_session=True,
-            )
+        with contextlib.ExitStack() as stack:
+            try:
+                launch = stack.enter_context(self._isolation.launch())
+                process = await asyncio.create_subprocess_exec(
+                    *[*launch.command, "-c", BOOTSTRAP],
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env=launch.environment,
+                    cwd=launch.folder,
+                    pass_fds=launch.descriptors,
+                    start_new_session=True,
+                )
+            except OSError as error:  # the machine has no memory, processes or descriptors left
+                raise SandboxFailed(f"The sandbox could not be started: {error}.") from error
             running = _Running(process, self._limits)
             try:
                 await running.begin(self._message(job))
@@ -105,6 +109,7 @@ class _Running:
         self._output = process.stdout
         self._errors = process.stderr
         self._excess: Ending | None = None
+        self._unwatched: OSError | None = None  # error that ended the watch
         self._deadline = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -133,6 +138,10 @@ class _Running:
         except (TimeoutError, ValueError):
             return Execution(Ending.KILLED)
         except asyncio.IncompleteReadError as end:
+            if self._unwatched is not None:
+                raise SandboxFailed(
+                    f"The sandbox could not be watched: {self._unwatched}."
+                ) from self._unwatched
             if self._excess is not None:
                 return Execution(self._excess)
             return Execution(Ending.KILLED) if end.partial else None
@@ -183,16 +192,22 @@ class _Running:
         return f"The sandbox {what}: {said.rstrip('.') or 'it said nothing'}."
 
     async def _watch(self) -> None:
-        while self._excess is None:
+        while self._excess is None and self._unwatched is None:
             await asyncio.sleep(LOOK_EVERY_S)
-            self._excess = _excess(self._process.pid, self._limits)
+            try:
+                self._excess = _excess(self._process.pid, self._limits)
+            except OSError as error:  # no descriptor left
+                self._unwatched = error
         self._kill()
 
     def _kill(self) -> None:
         if self._process.returncode is not None:
             return
-        for pid in list(process_tree(self._process.pid)):
+        pids = [self._process.pid]
+        with contextlib.suppress(OSError):  # no descriptor left
             # without isolation, the other processes do not end with the first
+            pids = list(process_tree(self._process.pid))
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -5,6 +5,7 @@ output, packages.
 import asyncio
 import contextlib
 import ctypes
+import resource
 import struct
 import tempfile
 import threading
@@ -376,6 +377,48 @@ def test_processes_above_the_limit_end_a_program_that_the_kernel_does_not_bound(
 def test_invalid_limits_are_refused(given, sentence):
     with pytest.raises(ValueError, match=sentence):
         Limits.of(given)
+
+
+@contextlib.contextmanager
+def no_descriptor_left():
+    bounds = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, bounds[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, bounds)
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "none"])
+def test_a_sandbox_that_cannot_be_started_is_no_verdict(name, small, tmp_path, monkeypatch):
+    sandbox = make_sandbox(name, limits=SMALL)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def run():
+        with no_descriptor_left():
+            await anext(sandbox.run(ProgramRun("print(1)", [b""])))
+
+    with pytest.raises(SandboxFailed, match=r"could not be started: .*Too many open files"):
+        asyncio.run(run())
+
+
+def test_a_program_that_can_no_longer_be_watched_is_ended_without_a_verdict(small, monkeypatch):
+    async def run():
+        with contextlib.ExitStack() as stack:
+            begin = local._Running.begin
+
+            async def begin_and_run_out(running, message):
+                await begin(running, message)
+                stack.enter_context(no_descriptor_left())
+
+            monkeypatch.setattr(local._Running, "begin", begin_and_run_out)
+            program = ProgramRun("import time\ntime.sleep(2)", [b""])
+            async with contextlib.aclosing(small.run(program)) as found:
+                return [execution async for execution in found]
+
+    with pytest.raises(SandboxFailed, match=r"could not be watched: .*Too many open files"):
+        asyncio.run(run())
+    assert sandboxed_processes() == set()
 
 
 def test_machine_without_processes_left_is_no_verdict(small):
