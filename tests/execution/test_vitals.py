@@ -1,5 +1,6 @@
 """A server that listens is alive; one that does not is reported by name after its patience."""
 
+import resource
 import socket
 
 import pytest
@@ -39,6 +40,18 @@ def test_a_server_that_is_silent_may_come_back_within_its_patience() -> None:
     vitals.check()
     with socket.create_server(address):
         vitals.explain()
+    assert not vitals.lost
+
+
+def test_a_server_that_this_process_cannot_ask_is_not_missed() -> None:
+    bounds = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        vitals = Vitals([server(listener, patience_s=0.0)])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, bounds[1]))
+        try:
+            vitals.check()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, bounds)
     assert not vitals.lost
 
 

@@ -6,6 +6,7 @@ seconds, unless the driver's own actors die earlier. A dead process no longer li
 connection attempt detects its death at once.
 """
 
+import errno
 import socket
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from siirl.errors import RunFailed
 
 EVERY_S = 1.0
 CONNECT_S = 2.0
+OWN_FAULTS = (errno.EMFILE, errno.ENFILE)  # no descriptor left here: nothing is known of the server
 
 
 @dataclass(frozen=True)
@@ -85,5 +87,7 @@ def _silence(server: Server) -> str | None:
     try:
         socket.create_connection((server.host, server.port), timeout=CONNECT_S).close()
     except OSError as error:
+        if error.errno in OWN_FAULTS:
+            return None
         return error.strerror or str(error)
     return None
