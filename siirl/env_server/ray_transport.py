@@ -221,7 +221,7 @@ class RayTransport:
         self._connection.finish()
         return self._disconnected
 
-    def kill(self) -> None:
+    def kill(self) -> "asyncio.Future[None]":
         """End the process, even if it holds the GIL or is stopped (then Ray takes 5 s)."""
         self._lost = self._lost or ConnectionError("it was killed")
         for future in (*self._background, *(call.end for call in self._waiting.values())):
@@ -232,6 +232,9 @@ class RayTransport:
         if ray.is_initialized():
             with suppress(ActorHandleNotFoundError):  # the actor belongs to an earlier Ray
                 ray.kill(self._actor, no_restart=True)
+        nothing_left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        nothing_left.set_result(None)
+        return nothing_left
 
     async def _open(self) -> Raised | None:
         opened: Raised | ReadyServer = await asyncio.wrap_future(self._actor.open.remote().future())

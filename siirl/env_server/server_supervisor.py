@@ -76,6 +76,7 @@ class ServerSupervisor:
         self._outbox: list[_Waiting] = []
         self._calls: list[_Call] = []  # in flight, oldest first: the server works on the oldest
         self._suspects: set[int] = set()
+        self._ending: set[asyncio.Future[Any]] = set()  # killed servers
         self._closed = False
 
     async def start(self) -> int:
@@ -130,7 +131,7 @@ class ServerSupervisor:
             self._suspects |= culprits
         transport, self._transport = self._transport, None
         self.generation += 1
-        transport.kill()
+        self._kill(transport)
         for waiting in self._drop_requests():
             charged = waiting.request.env in culprits
             _settle(
@@ -151,7 +152,7 @@ class ServerSupervisor:
         """Close the environments and end the server; waiting requests raise RuntimeError."""
         self._closed = True
         if self._opening_transport is not None:
-            self._opening_transport.kill()  # its waiters fail at once
+            self._kill(self._opening_transport)  # its waiters fail at once
         async with self._starting:
             transport, self._transport = self._transport, None
         for waiting in self._drop_requests():
@@ -165,9 +166,11 @@ class ServerSupervisor:
                 await asyncio.wait({closing}, timeout=CLOSE_DEADLINE_S)
             finally:  # even if the caller is cancelled
                 _forget(closing)
-                transport.kill()
+                self._kill(transport)
             # an event loop closes connections in its next iteration, possibly its last
             await asyncio.sleep(0)
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=CLOSE_DEADLINE_S)
 
     async def _open(self, transport: Transport) -> Transport:
         opening = transport.open()
@@ -182,8 +185,13 @@ class ServerSupervisor:
             self._opening_transport = None
             if not opened:
                 _forget(opening)
-                transport.kill()
+                self._kill(transport)
         return transport
+
+    def _kill(self, transport: Transport) -> None:
+        ending = transport.kill()
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     def _check_opened(self, opening: "asyncio.Future[Raised | None]") -> None:
         if not opening.done():

@@ -47,8 +47,10 @@ class Transport(Protocol):
     def shut(self) -> "asyncio.Future[None]":
         """Close the environments; must be the last call before `kill`."""
 
-    def kill(self) -> None:
-        """End the server by force."""
+    def kill(self) -> "asyncio.Future[Any]":
+        """End the server by force; the future completes when nothing of it is left in this
+        process.
+        """
 
 
 def transport_class(cluster: str) -> type[Transport]:
@@ -90,12 +92,13 @@ class LocalTransport:
         self._shut = True
         return self._run(self._server.close())
 
-    def kill(self) -> None:
+    def kill(self) -> "asyncio.Future[Any]":
         """Cancel running requests and close the environments in the background."""
         for task in self._tasks:
             task.cancel()
         if not self._shut:
             self.shut()
+        return asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = asyncio.get_running_loop().create_task(self._and_go_back(coroutine))

@@ -2,14 +2,16 @@
 
 import asyncio
 
+import numpy as np
 import pytest
-from probe_envs import WalkEnv
+from probe_envs import FaultyEnv, WalkEnv
 from virtual_time import run_in_virtual_time
 
 from siirl.env_server import transports
 from siirl.env_server.pool import EnvPool
 from siirl.env_server.server_supervisor import ServerSupervisor
 from siirl.env_server.transports import LocalTransport
+from siirl.errors import SimulationFailed
 
 
 class NeverReady:
@@ -23,6 +25,7 @@ class NeverReady:
 
     def kill(self):
         self._opening.cancel()
+        return asyncio.gather(self._opening, return_exceptions=True)
 
 
 def test_a_pool_that_is_closed_while_episodes_wait_for_a_server_starts_no_further_server():
@@ -90,6 +93,33 @@ def test_a_pool_whose_close_is_cancelled_kills_its_servers():
         return list(CLOSES)
 
     assert asyncio.run(life()) == ["begins", "ends"]
+
+
+class SlowClosing(FaultyEnv):
+    """Closing it takes a second."""
+
+    async def close(self):
+        await asyncio.sleep(1.0)
+        CLOSES.append("closed")
+
+
+def test_a_pool_that_closes_after_a_fault_waits_for_the_environments_of_the_killed_server(tmp_path):
+    CLOSES.clear()
+
+    async def life():
+        pool = EnvPool(
+            f"{__name__}:SlowClosing",
+            {"fault": "hang_awaiting", "ledger": str(tmp_path), "at_step": 1},
+            cluster="local",
+            max_replays=0,
+        )
+        async with pool, pool.slot() as slot:
+            await slot.reset(seed=1)
+            with pytest.raises(SimulationFailed, match="hung"):
+                await slot.step_chunk(np.zeros((1, 1), np.float32))
+        return list(CLOSES)
+
+    assert run_in_virtual_time(life()) == ["closed"]
 
 
 class OneReady(LocalTransport):
