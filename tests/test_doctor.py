@@ -56,7 +56,7 @@ def test_pins_are_read_without_comments() -> None:
     ]
 
 
-def test_the_label_of_a_build_is_no_other_version() -> None:
+def test_the_label_of_a_build_is_not_another_version() -> None:
     assert installed("torch") == importlib.metadata.version("torch").partition("+")[0]
     assert installed("no-such-package-anywhere") is None
 

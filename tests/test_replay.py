@@ -332,7 +332,7 @@ def test_a_recorded_success_becomes_a_lerobot_episode(version: str, tmp_path: Pa
     np.testing.assert_allclose(episode.images.mean((1, 2, 3, 4)), [0, 20, 40, 60], atol=3)
 
 
-def test_an_episode_that_takes_another_course_is_no_demonstration(
+def test_an_episode_that_takes_another_course_is_not_a_demonstration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--lerobot", str(tmp_path / "data"), "env.kwargs={drift: 1.0}"]

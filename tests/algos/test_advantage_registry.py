@@ -69,7 +69,7 @@ def test_an_unknown_argument_is_refused_when_registered(registry):
         register_adv_est("odd")(lambda reward_model: (reward_model, reward_model))
 
 
-def test_an_estimator_that_returns_one_number_a_row_is_refused(registry):
+def test_an_estimator_that_returns_one_number_per_row_is_refused(registry):
     register_adv_est("narrow")(
         lambda token_level_rewards: (token_level_rewards[:, :1], token_level_rewards[:, :1])
     )

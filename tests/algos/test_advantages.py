@@ -202,7 +202,7 @@ def test_whitened_advantages_without_discount_ignore_a_constant_on_every_reward(
 
 @BY_GROUP
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rewards_that_are_equal_but_for_rounding_carry_no_advantage(case, dtype):
+def test_rewards_that_are_equal_up_to_rounding_carry_no_advantage(case, dtype):
     rewards = torch.tensor([0.1 + 0.2, 0.3, 0.1 * 3, 0.6 - 0.3], dtype=dtype)[:, None]
     batch = {
         "token_level_rewards": rewards,

@@ -108,9 +108,7 @@ def test_a_cut_changes_no_one_step_advantage(rewards, data, gamma):
 
 
 @given(rewards=st.lists(NUMBERS, min_size=1, max_size=6), behind=NUMBERS, gamma=SHARES, lam=SHARES)
-def test_a_value_behind_a_row_is_a_reward_that_comes_one_decision_later(
-    rewards, behind, gamma, lam
-):
+def test_a_value_after_a_row_is_a_reward_that_comes_one_decision_later(rewards, behind, gamma, lam):
     zeros = [0.0] * len(rewards)
     cut, _ = gae(rewards=[rewards], values=[zeros], behind=[behind], gamma=gamma, lam=1.0)
     paid, _ = gae(

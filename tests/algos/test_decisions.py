@@ -32,7 +32,7 @@ def test_a_chunk_is_one_step_of_gae():
     assert returns_BT.tolist() == [[2.75, 2.75, 4.0, 4.0, 0.0, 0.0]]
 
 
-def test_lambda_does_not_decay_inside_of_a_chunk():
+def test_lambda_does_not_decay_within_a_chunk():
     advantages_BT, _ = gae_of_decisions(
         rewards_BT=torch.tensor([[0.0, 0.0, 0.0, 1.0]]),
         values_BT=torch.zeros(1, 4),

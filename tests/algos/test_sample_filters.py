@@ -146,7 +146,7 @@ def test_a_reference_may_come_from_a_group_that_is_itself_dropped():
     assert outcome.keep_B.tolist()[:4] == [False, False, True, True]
 
 
-def test_a_success_that_could_not_be_simulated_is_no_reference():
+def test_a_success_that_could_not_be_simulated_is_not_a_reference():
     outcome = keep(
         success_B=torch.tensor([1, 0, 0, 0, 0, 0, 0, 0]).bool(),
         failed_B=torch.tensor([1] + [0] * 7).bool(),

@@ -126,7 +126,7 @@ def test_a_conversation_longer_than_the_model_fails_alone(saved):
     assert "tokens, but the reward model takes at most 64" in scores.failed[1]
 
 
-def test_a_number_that_is_not_finite_is_no_reward(saved):
+def test_a_number_that_is_not_finite_is_not_a_reward(saved):
     assert scores_of(saved(broken=True), "46").failed == {0: "model: the reward model returned nan"}
 
 

@@ -148,11 +148,11 @@ def test_no_value_of_a_further_part_makes_the_score_fail(part):
         *(np.complex64(1), np.bytes_(b"1"), Decimal("sNaN")),
     ],
 )
-def test_what_is_no_number_is_no_score(score):
+def test_anything_but_a_number_is_not_a_score(score):
     assert "it returned" in judged({"score": score})["failed"]
 
 
-def test_a_score_whose_square_exceeds_float32_is_no_score():
+def test_a_score_whose_square_exceeds_float32_is_not_a_score():
     assert "but a score must be finite" in judged(1e300)["failed"]
     assert judged(-1e15) == {"score": -1e15}
 

@@ -46,7 +46,7 @@ def test_a_difference_is_named_with_its_place():
     assert difference(sample(np.zeros(2)), sample(np.zeros(3))) is not None
 
 
-def test_rounding_is_no_difference():
+def test_rounding_is_not_a_difference():
     assert difference(0.3, 0.1 + 0.2) is None
     assert difference(np.float32(1.0), np.float32(1.00001)) is None
 

@@ -97,6 +97,6 @@ def test_seeds_of_more_than_32_bits_are_different_episodes(preset, numbers):
 
 @pytest.mark.parametrize("preset", ["fetch_reach", "robosuite_lift"])
 @pytest.mark.parametrize("size", [0, 7.5, "big"])
-def test_a_size_that_is_no_number_of_pixels_is_refused(preset, size):
+def test_a_size_that_is_not_a_number_of_pixels_is_refused(preset, size):
     with pytest.raises(ValueError, match="size must be a whole number of at least 1, got"):
         arm(preset, size=size)

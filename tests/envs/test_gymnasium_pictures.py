@@ -102,7 +102,7 @@ def test_what_may_be_meant_as_a_picture_and_is_not_is_said_in_the_notice(space):
     assert "at 'eye' is read as numbers; a picture is uint8 from 0 to 255" in layout.notice
 
 
-def test_a_table_of_numbers_is_no_picture_and_needs_no_notice():
+def test_a_table_of_numbers_is_not_a_picture_and_needs_no_notice():
     table = spaces.Box(-1.0, 1.0, (5, 5))
     assert ObservationLayout(table, name="traffic").notice == ""
 

@@ -220,7 +220,7 @@ def test_spaces_without_a_form_in_the_contract_are_refused_with_the_remedy(name,
         (spaces.MultiBinary(2), np.array([7, 0])),
     ],
 )
-def test_a_decision_outside_its_space_is_no_other_decision(space, value):
+def test_a_decision_outside_its_space_is_not_another_decision(space, value):
     layout = ObservationLayout(space, name="x")
     with pytest.raises(ValueError, match="is not a member of"):
         layout.read(value)

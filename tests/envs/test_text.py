@@ -35,7 +35,7 @@ def test_observation_is_in_its_space_also_at_the_end():
         [{"role": "user", "content": "x", "name": "y"}],
     ],
 )
-def test_anything_else_is_no_list_of_messages(messages):
+def test_anything_else_is_not_a_list_of_messages(messages):
     assert not Messages().contains(messages)
 
 

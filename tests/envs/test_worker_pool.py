@@ -108,7 +108,7 @@ def test_memory_is_bounded(workers):
         call(workers("take_memory", memory_mib=512), 4)
 
 
-def test_result_that_is_no_json_is_reported(workers):
+def test_result_that_is_not_json_is_reported(workers):
     with pytest.raises(WorkerRaised, match="not JSON"):
         call(workers("no_json"), None)
 

@@ -142,7 +142,7 @@ def test_optional_columns_are_required_where_the_configuration_asks_for_them():
     assert node.required_columns == {"a", "values"}
 
 
-def test_a_lone_string_is_no_list_of_columns():
+def test_a_lone_string_is_not_a_list_of_columns():
     with pytest.raises(TypeError, match=r"write \['advantages'\]"):
         columns(provides="advantages")
 

@@ -248,7 +248,7 @@ NODE = "{node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}"
         ),
     ],
 )
-def test_a_text_that_is_no_workflow_is_refused(content, expected, tmp_path):
+def test_a_text_that_is_not_a_workflow_is_refused(content, expected, tmp_path):
     assert expected in load(tmp_path, content)
 
 
@@ -257,7 +257,7 @@ def test_a_value_of_a_million_aliases_is_shown_shortened(tmp_path):
     assert len(load(tmp_path, f"nodes:\n- &a0 [1]\n{lists}")) < 500
 
 
-def test_merged_keys_are_no_repetition(tmp_path):
+def test_merged_keys_are_not_a_repetition(tmp_path):
     text = f"nodes:\n- &first {NODE}\n- {{<<: *first, node_id: b, dependencies: [a]}}\n"
     assert load(tmp_path, text).get_topological_sort() == ["a", "b"]
 

@@ -68,7 +68,7 @@ def check_failed_in_words(run: RealRun) -> None:
 @pytest.mark.parametrize(
     "leave", [0, 10 * BLOCK], ids=["nothing fits", "a checkpoint fits in part"]
 )
-def test_a_disk_that_fills_up_in_mid_run(small_disk: Path, start_run, leave: int) -> None:
+def test_a_disk_that_fills_up_during_a_run(small_disk: Path, start_run, leave: int) -> None:
     run = start_run(*ENDLESS, f"trainer.output_dir={small_disk}")
     run.outputs = small_disk
     run.wait_until(lambda: any(small_disk.glob("*/*/checkpoints/latest")))
@@ -77,7 +77,7 @@ def test_a_disk_that_fills_up_in_mid_run(small_disk: Path, start_run, leave: int
 
 
 @pytest.mark.slow  # a whole run, about ten seconds on idle cores
-def test_a_disk_that_becomes_read_only_in_mid_run(small_disk: Path, start_run) -> None:
+def test_a_disk_that_becomes_read_only_during_a_run(small_disk: Path, start_run) -> None:
     run = start_run(*ENDLESS, f"trainer.output_dir={small_disk}")
     run.outputs = small_disk
     run.wait_until(lambda: any(small_disk.glob("*/*/checkpoints/latest")))

@@ -41,7 +41,7 @@ def check_failed_with(run: RealRun, sentence: str) -> None:
     ],
     ids=["raylet", "GCS", "rank"],
 )
-def test_in_mid_run(start_run, part: str, sentence: str) -> None:
+def test_death_during_a_run_fails_it(start_run, part: str, sentence: str) -> None:
     run = start_run(*ENDLESS)
     run.wait_until(lambda: any(run.outputs.glob("*/*/checkpoints/latest")))
     signal_one(run, part, signal.SIGKILL)
@@ -91,7 +91,7 @@ def test_a_raylet_that_is_continued_after_ten_seconds_ends_nothing(start_run) ->
 
 
 @pytest.mark.slow  # Ray takes ten seconds to start
-def test_one_of_two_ranks_in_mid_run(start_run) -> None:
+def test_one_of_two_ranks_during_a_run(start_run) -> None:
     """The other rank's collective fails too; the sentence names the rank that died."""
     run = start_run(*ENDLESS, *TWO_RANKS)
     run.wait_until(lambda: any(run.outputs.glob("*/*/checkpoints/latest")))

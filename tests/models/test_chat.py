@@ -108,7 +108,7 @@ def test_without_a_template_contents_are_joined_by_line_ends():
     assert tokenizer.encode_turn([RESULT]) == tuple(b"\n46\n")
 
 
-def test_decoding_leaves_special_tokens_out_and_replaces_bytes_that_are_no_text():
+def test_decoding_omits_special_tokens_and_replaces_bytes_that_are_not_text():
     assert chat().decode((*b"46", END, PAD)) == "46"
     assert chat().decode((0xC3,)) == "\ufffd"
 

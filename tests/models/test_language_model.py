@@ -351,7 +351,7 @@ def test_a_model_that_ignores_the_mask_shares_no_prompts(saved, monkeypatch):
 
 
 @pytest.mark.parametrize("lack", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
-def test_a_lack_of_memory_is_no_damage_of_the_files(lack):
+def test_a_lack_of_memory_is_not_reported_as_damaged_files(lack):
     with pytest.raises(type(lack)), damage_named("folder", "config.json"):
         raise lack
 

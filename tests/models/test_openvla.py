@@ -112,7 +112,7 @@ def test_a_token_depends_on_those_before_and_on_no_later_one(folder):
     assert float((one[4:] - other[4:]).detach().abs().min(-1).values.max()) > 0
 
 
-def test_keys_of_the_question_are_computed_once_a_chunk(folder):
+def test_keys_of_the_question_are_computed_once_per_chunk(folder):
     policy = policy_of(folder)
     places = []
     first = policy.language_model.model.layers[0]

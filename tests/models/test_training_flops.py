@@ -48,7 +48,7 @@ def test_a_shared_prompt_counts_once_and_only_where_it_is_computed_once():
     )
 
 
-def test_chunks_without_an_executed_token_are_no_work():
+def test_chunks_without_an_executed_token_are_not_work():
     policy = load_policy(find("assets/tiny_vla"))
     mask_BT = torch.zeros(1, 12)
     mask_BT[0, :5] = 1  # of four chunks of three tokens

@@ -24,7 +24,7 @@ def test_a_flag_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "11", "-1", "1.5", "1e3", 5000 * "9"])
-def test_a_count_that_is_no_number_or_out_of_range_is_refused(text: str) -> None:
+def test_a_count_that_is_not_a_number_or_out_of_range_is_refused(text: str) -> None:
     assert whole_number("port", "10", least=1, most=10) == 10
     with pytest.raises(ConfigError, match=r"^port=.{0,20} must be a whole number from 1 to 10\.$"):
         whole_number("port", text, least=1, most=10)

@@ -26,13 +26,13 @@ TOO_LONG = "has a file name of 300 bytes, but at most 255 are allowed"
         ("~no_such_user/runs", "names the home of a user who does not exist"),
     ],
 )
-def test_a_path_that_no_file_system_can_hold_is_no_path(path, fault):
+def test_a_path_that_no_file_system_can_hold_is_not_a_path(path, fault):
     assert fault in str(fault_of_path(path))
     with pytest.raises(ConfigError, match=r"^checkpoint "):
         find(path, key="checkpoint")
 
 
-def test_the_longest_name_and_the_longest_path_are_no_fault():
+def test_the_longest_name_and_the_longest_path_are_accepted():
     assert fault_of_path(255 * "a") is None
     assert fault_of_path("/".join(["b" * 95, *(40 * [99 * "a"])])) is None  # 95 + 40 * 100 = 4095
 

@@ -58,7 +58,7 @@ def test_a_name_that_a_user_module_may_register_is_checked_after_its_import(key:
     ] == []
 
 
-def test_a_list_is_no_name_of_a_loss() -> None:
+def test_a_list_is_not_the_name_of_a_loss() -> None:
     with pytest.raises(ConfigError, match=r"actor_rollout_ref.actor.loss=\[\]"):
         parse_config(["actor_rollout_ref.actor.loss=[]"])
 

@@ -351,7 +351,7 @@ def test_a_module_that_exits_does_not_end_the_command(my_module):
         load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:nothing")
 
 
-def test_an_interrupt_of_a_pipeline_function_is_no_fault_of_it(my_module):
+def test_an_interrupt_of_a_pipeline_function_is_not_its_fault(my_module):
     (my_module / "custom_pipeline.py").write_text("def nothing():\n    raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:nothing")

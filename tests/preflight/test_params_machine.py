@@ -117,7 +117,7 @@ def test_free_memory_is_less_than_all_memory() -> None:
     assert 0 < free_memory_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def test_opengl_that_draws_is_no_problem() -> None:
+def test_opengl_that_draws_is_not_a_problem() -> None:
     assert opengl_problems() == []
 
 

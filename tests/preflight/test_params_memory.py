@@ -49,7 +49,7 @@ def refusals(overrides: Sequence[str], spec: EnvSpec, *, total_memory_bytes: flo
     return [str(problem) for problem in found]
 
 
-def test_a_trajectory_keeps_one_image_a_chunk() -> None:
+def test_a_trajectory_keeps_one_image_per_chunk() -> None:
     assert image_bytes_per_trajectory(job().actor_rollout_ref.model, SPEC) == IMAGE_BYTES
 
 

@@ -54,9 +54,7 @@ def test_memory_of_simulators_depends_on_their_assets_and_on_how_many_are_kept(
     assert dict(plan.needs.memory_parts)["environments"] == pytest.approx(expected)
 
 
-def test_memory_of_adapters_is_that_of_the_policy_below_them_and_of_a_reference_it_takes_none() -> (
-    None
-):
+def test_memory_of_adapters_includes_the_frozen_policy_and_a_reference_adds_none() -> None:
     """4 bytes per frozen weight, 16 with gradient and moments, 4 for a separate reference."""
 
     def bytes_of(*overrides: str) -> float:

@@ -377,7 +377,7 @@ def test_a_graph_with_a_cycle_is_refused_with_its_nodes(
 
 
 @pytest.mark.parametrize("name", ["sglang", "megatron"])
-def test_a_name_that_is_always_refused_is_no_choice_of_the_help(
+def test_help_leaves_out_a_name_that_is_always_refused(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(("--help",)) == 0

@@ -207,7 +207,7 @@ def test_a_terminal_gets_its_cursor_back() -> None:
     assert text_of(console).rindex(shown) > text_of(console).rindex(hidden)
 
 
-def test_the_measurement_before_training_is_no_step() -> None:
+def test_the_measurement_before_training_is_not_a_step() -> None:
     console = log_file()
     writer = ConsoleWriter(total_steps=2, console=console)
     writer.write(step=0, metrics={"val/all/successes": 3.0, "val/all/episodes": 4.0})
@@ -315,7 +315,7 @@ def test_the_reward_is_shown_beside_success_if_some_rows_are_ungraded_and_alone_
     )
 
 
-def test_the_table_has_a_row_a_task_with_all_last() -> None:
+def test_the_table_has_a_row_per_task_with_all_last() -> None:
     console = log_file()
     rates = {"all": success_interval(1, 2), "push": success_interval(1, 2)}
     console.print(interval_table("Held-out success", {"before": rates, "after": {}}))

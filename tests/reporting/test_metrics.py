@@ -217,7 +217,7 @@ def test_the_worker_reduces_over_all_ranks_and_starts_anew() -> None:
 
 
 @pytest.mark.odd_metrics
-def test_the_worker_warns_once_a_name_of_what_any_rank_records() -> None:
+def test_the_worker_warns_once_per_name_of_what_any_rank_records() -> None:
     other_rank: list[Record] = [{"theirs": Unusable("a dict")}]
     worker = MetricWorker(gather=lambda own: [own, other_rank])
     warned = []

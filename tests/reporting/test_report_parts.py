@@ -42,7 +42,7 @@ def test_an_episode_is_paired_with_itself_and_lost_ones_come_first() -> None:
     ]
 
 
-def test_episodes_of_other_seeds_are_no_pair() -> None:
+def test_episodes_of_other_seeds_are_not_a_pair() -> None:
     assert pairs([recorded(0, "a", True), recorded(5, "a", True, seed=2)], most=9) == []
 
 

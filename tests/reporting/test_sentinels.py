@@ -101,7 +101,7 @@ def test_three_steps_without_a_group_to_train_on_are_warned_of_with_the_main_rea
     )
 
 
-def test_a_warm_up_of_the_critic_and_skipped_updates_are_no_filtered_groups() -> None:
+def test_critic_warmup_and_skipped_updates_are_not_filtered_groups() -> None:
     assert warnings(*[{"actor/updates": 0.0, "critic/warmup": 1.0}] * 5) == []
     assert warnings(*[{"actor/updates": 0.0, "actor/skipped_updates": 2.0}] * 5) == []
 

@@ -173,7 +173,7 @@ def test_a_bit_that_changes_on_the_way_is_noticed(
 
 
 @pytest.mark.parametrize("wrong", [None, "seven", 1.5])
-def test_a_checksum_that_is_no_whole_number_fails_the_next_episodes(
+def test_a_checksum_that_is_not_a_whole_number_fails_the_next_episodes(
     engine: ServerEngine, playground: Playground, monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
     monkeypatch.setattr(playground.server.worker, "siirl_finish_weights", lambda: wrong)

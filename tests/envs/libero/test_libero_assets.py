@@ -22,7 +22,7 @@ def own_folder(stand_ins, tmp_path):
     return tmp_path / "assets"
 
 
-def test_complete_folder_is_taken_and_is_no_stand_in(own_folder):
+def test_a_complete_folder_is_used_and_is_not_a_stand_in(own_folder):
     found = find_assets(str(own_folder))
     assert (found.folder, found.stand_in, found.label) == (own_folder, False, str(own_folder))
 

@@ -170,7 +170,7 @@ def test_cameras_see_different_things(env, short_env):
     assert short_env.spec.observation_space[IMAGES].shape == (1, 16, 16, 3)
 
 
-def test_simulator_is_built_once_a_task_and_kept(env):
+def test_simulator_is_built_once_per_task_and_kept(env):
     def simulator(task):
         play(env, options={"task": task})
         return env.simulator

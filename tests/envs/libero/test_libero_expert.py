@@ -150,7 +150,7 @@ def test_microwave_is_a_cave_that_opens_to_its_front(make_simulator, modules):
     ("suite", "number", "region"),
     [("object", 0, "basket_1_contain_region"), ("goal", 3, "wooden_cabinet_1_top_region")],
 )
-def test_what_is_open_at_its_top_or_nowhere_is_no_cave(make_simulator, suite, number, region):
+def test_anything_open_at_its_top_or_nowhere_is_not_a_cave(make_simulator, suite, number, region):
     """A basket, and a drawer that is shut."""
     from envs.libero.expert.insert import cave
 

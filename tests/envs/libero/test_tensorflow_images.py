@@ -26,19 +26,19 @@ def test_jpeg_is_decoded_as_tensorflow_decodes_it(made):
     assert np.array_equal(stored_image(made["picture"]), made["stored"])
 
 
-def test_resized_image_is_tensorflows_but_for_rounding(made):
+def test_resized_image_is_tensorflows_up_to_rounding(made):
     mean, largest = levels(resized_image(made["stored"], 32), made["resized"])
     assert mean < 0.002  # 6 of the 3072 values
     assert largest <= 1
 
 
-def test_cropped_image_is_tensorflows_but_for_rounding(made):
+def test_cropped_image_is_tensorflows_up_to_rounding(made):
     mean, largest = levels(cropped_image(made["resized"]), made["cropped"])
     assert mean < 0.002
     assert largest <= 1
 
 
-def test_whole_way_is_tensorflows_but_for_rounding(made):
+def test_the_whole_path_is_tensorflows_up_to_rounding(made):
     ours = cropped_image(resized_image(stored_image(made["picture"]), 32))
     mean, largest = levels(ours, made["cropped"])
     assert mean < 0.004

@@ -79,7 +79,7 @@ def test_hedge_around_a_number_that_ends_a_text_never_leaves_it_right(
     ),
 )
 @MANY
-def test_two_values_in_the_last_lines_are_no_answer(grader, first, second, lines):
+def test_two_values_in_the_last_lines_are_not_an_answer(grader, first, second, lines):
     text = lines.format(first, second)
     assert first == second or not (
         grade(grader, text, str(first)).correct or grade(grader, text, str(second)).correct
@@ -109,7 +109,7 @@ def test_two_values_in_the_last_lines_are_no_answer(grader, first, second, lines
         ),
     ],
 )
-def test_end_that_concludes_nothing_is_no_answer(text):
+def test_end_that_concludes_nothing_is_not_an_answer(text):
     assert concluded_answer(text) is None
 
 
@@ -239,7 +239,7 @@ def test_refuted_mark_gives_way_to_the_value_that_the_text_concludes(grader, tex
         "#### 15\n16",
     ],
 )
-def test_doubtful_or_second_value_after_a_mark_is_no_correction(grader, text):
+def test_doubtful_or_second_value_after_a_mark_is_not_a_correction(grader, text):
     assert not grade(grader, text, "15").correct
     assert not grade(grader, text, "16").correct
 

@@ -36,7 +36,7 @@ def test_amount_in_several_units_is_read_in_the_first(text, value, unit):
         "2 hours 30",
     ],
 )
-def test_other_sums_are_no_amount(text):
+def test_other_sums_are_not_an_amount(text):
     assert read_compound(text) is None
 
 

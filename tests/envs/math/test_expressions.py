@@ -72,6 +72,6 @@ def test_rules_of_arithmetic(text, value, numbers):
         *("(" * 10**6, "1+" * 10**6, "1" * 10**6, "\u0664+1", "\ud800"),
     ],
 )
-def test_everything_else_is_no_expression(text):
+def test_everything_else_is_not_an_expression(text):
     with pytest.raises(NoExpression):
         compute(text)

@@ -141,7 +141,7 @@ def test_sorted_digits_ascend_and_other_orders_are_the_same_exercise(seed):
         ("bases-2", {"{truth}": True, "{truth}_{base}": True, "{asked}": False}),
     ],
 )
-def test_a_copy_of_the_question_is_no_answer_to_it(name, answers):
+def test_a_copy_of_the_question_is_not_an_answer_to_it(name, answers):
     question = next(q for seed in range(99) if (q := draw(name, seed)).truth not in q.bare)
     row = prompt_row(GeneratedTask.of(name), question, wording="bare", split="train")
     asked, base = re.findall(r"\d+", question.bare)[0], question.bare[-2]

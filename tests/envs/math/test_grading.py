@@ -96,7 +96,7 @@ def test_another_or_an_unreadable_answer_is_wrong(grader, truth, answer):
     assert grade(grader, f"#### {answer}", truth).verdict == WRONG
 
 
-def test_a_text_without_a_value_at_its_end_is_no_answer(grader):
+def test_a_text_without_a_value_at_its_end_is_not_an_answer(grader):
     assert grade(grader, "46 goes in. What is left to do?", "46")[:3] == (False, NO_ANSWER, None)
 
 
@@ -291,7 +291,7 @@ def test_truth_that_no_grader_can_use_is_refused(truth, style, sentence):
         ("Write $\\frac{8}{12}$ in lowest terms.", "\\frac{8}{12}", "\\frac{2}{3}"),
     ],
 )
-def test_the_expression_of_the_question_is_no_answer_to_it(grader, question, answer, truth):
+def test_the_expression_of_the_question_is_not_an_answer_to_it(grader, question, answer, truth):
     assert not grade(grader, f"\\boxed{{{answer}}}", truth, question=question).correct
     assert grade(grader, f"\\boxed{{{truth}}}", truth, question=question).correct
 
@@ -304,7 +304,7 @@ def test_an_expression_that_cannot_be_worked_out_further_answers_its_question(gr
 @pytest.mark.parametrize(
     ("unit", "right"), [("cm^3", True), ("cubic cm", True), ("cm^2", False), ("square cm", False)]
 )
-def test_an_area_is_no_volume(grader, unit, right):
+def test_an_area_is_not_a_volume(grader, unit, right):
     assert grade(grader, f"\\boxed{{27\\text{{ {unit}}}}}", "27\\text{ cm}^3").correct is right
 
 

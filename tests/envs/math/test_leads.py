@@ -72,7 +72,7 @@ def test_words_before_a_mark_that_lead_to_the_answer_leave_it(text):
         "<think>perhaps 23? not sure</think><answer>24</answer>",
     ],
 )
-def test_another_paragraph_or_a_thought_is_no_part_of_the_answers_sentence(text):
+def test_another_paragraph_or_a_thought_is_not_part_of_the_answers_sentence(text):
     assert not marked_answer(text).spoilt
 
 
@@ -195,7 +195,7 @@ def test_supposition_and_rejection_before_a_mark_spoil_it(text):
         "Apparently the answer is 24.",
     ],
 )
-def test_a_first_impression_is_no_answer(grader, text):
+def test_a_first_impression_is_not_an_answer(grader, text):
     assert not is_right(grader, text, "24", PLUMS)
 
 
@@ -221,7 +221,7 @@ def test_what_leads_to_the_answer_or_says_it_again_leaves_it(grader, text, refer
         "Either \\boxed{A} or \\boxed{B}.",
     ],
 )
-def test_two_values_of_which_one_is_wrong_are_no_answer(grader, text):
+def test_two_values_of_which_one_is_wrong_are_not_an_answer(grader, text):
     assert not any(
         is_right(grader, text, truth, "") for truth in ("\\frac{3}{8}", "0.5", "5", "A", "B")
     )

@@ -63,5 +63,5 @@ def test_word_is_a_word(truth):
 @pytest.mark.parametrize(
     "truth", ["18", "B", "x", "\\frac{1}{2}", "18 apples", "\\infty", "3:45 PM"]
 )
-def test_number_letter_and_mathematics_are_no_words(truth):
+def test_number_letter_and_mathematics_are_not_words(truth):
     assert not is_word(truth)

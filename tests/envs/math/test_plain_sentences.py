@@ -86,7 +86,7 @@ def test_second_number_in_a_plain_sentence_never_leaves_the_first_right(
         "The number of ways is 42!.",
     ],
 )
-def test_number_that_goes_on_or_is_another_thing_is_no_answer(grader, text):
+def test_number_that_goes_on_or_is_another_thing_is_not_an_answer(grader, text):
     assert not is_right(grader, text, "42")
 
 

@@ -112,7 +112,7 @@ def test_quantity_is_read_exactly(text, number):
         ),
     ],
 )
-def test_anything_else_is_no_quantity(text):
+def test_anything_else_is_not_a_quantity(text):
     assert read_quantity(text) is None
 
 
@@ -152,7 +152,7 @@ def test_units_agree_where_they_do_not_contradict(first, second, agree):
 @pytest.mark.parametrize(
     "truth", ["1,2", "1, 2", "3,5", "x", "\\frac{\\sqrt{3}}{2}", "(1, 2)", "3 or 4"]
 )
-def test_reference_that_may_be_a_list_or_an_expression_is_no_number(truth):
+def test_reference_that_may_be_a_list_or_an_expression_is_not_a_number(truth):
     assert truth_quantity(truth) is None
 
 

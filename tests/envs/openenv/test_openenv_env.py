@@ -137,7 +137,7 @@ def test_an_action_of_several_fields_is_a_json_object_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("text", ["row 1", "[1]"])
-def test_a_text_that_is_no_action_is_an_error_that_the_model_reads(text: str) -> None:
+def test_a_text_that_is_not_an_action_is_an_error_that_the_model_reads(text: str) -> None:
     schema = {"properties": {"row": {"type": "integer"}, "column": {"type": "integer"}}}
     with ScriptedServer(Echo(), action_schema=schema) as server:
         result = asyncio.run(first_step(server, text))
@@ -188,7 +188,7 @@ def test_a_list_of_tools_that_is_none_fails_the_episode(tools: Any) -> None:
         asyncio.run(first_step(server, "x"))
 
 
-def test_a_schema_whose_required_fields_are_no_list_is_read_without_them() -> None:
+def test_a_schema_whose_required_fields_are_not_a_list_is_read_without_them() -> None:
     schema = {"properties": {"row": {"type": "string"}, "why": {"type": "string"}}, "required": 5}
     with ScriptedServer(after_reset(observed(1.0, done=True)), action_schema=schema) as server:
         asyncio.run(first_step(server, '{"row": "a", "why": "b"}'))

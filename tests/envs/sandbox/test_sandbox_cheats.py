@@ -92,7 +92,7 @@ def test_function_without_the_answer_passes_no_test(small, seven, name):
 
 
 @pytest.mark.parametrize("name", PRINT_CHEATS)
-def test_program_without_the_answer_is_no_success(small, parity, name):
+def test_program_without_the_answer_is_not_a_success(small, parity, name):
     assert not verdict(small, parity, PRINT_CHEATS[name]).success
 
 

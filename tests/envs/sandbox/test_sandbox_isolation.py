@@ -326,7 +326,7 @@ def test_programs_run_from_a_thread(small):
     assert outputs[0].output == b"1\n"
 
 
-def test_sandbox_that_does_not_start_is_no_verdict(small):
+def test_a_sandbox_that_does_not_start_gives_no_verdict(small):
     class Broken(NoIsolation):
         @contextlib.contextmanager
         def launch(self):
@@ -421,7 +421,7 @@ def test_a_program_that_can_no_longer_be_watched_is_ended_without_a_verdict(smal
     assert sandboxed_processes() == set()
 
 
-def test_machine_without_processes_left_is_no_verdict(small):
+def test_a_machine_without_free_processes_gives_no_verdict(small):
     """A supervisor that may open no more than six files cannot make the pipes to the program."""
 
     class Exhausted(NoIsolation):

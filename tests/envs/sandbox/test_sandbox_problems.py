@@ -112,7 +112,7 @@ def test_generated_problem_is_sound(kind, steps, split, wording, seed, num_tests
     assert PromptRow.of(json.loads(json.dumps(row.as_columns()))) == row
 
 
-def test_examples_of_the_prompt_are_no_tests():
+def test_examples_of_the_prompt_are_not_tests():
     row = drawn("numbers-2", seed=3)
     (entry,) = row.prompt
     assert all(

@@ -196,13 +196,13 @@ def test_service_that_keeps_failing_is_not_a_wrong_answer(
         {"status": "Finished", "execution_time": "long"},
     ],
 )
-def test_result_of_another_form_is_no_wrong_answer(service, seven, result):
+def test_result_of_another_form_is_not_a_wrong_answer(service, seven, result):
     Service.faults = [(200, json.dumps({"status": "Success", "run_result": result}).encode())]
     with pytest.raises(SandboxFailed, match="run_result of another form"):
         verdict(RemoteSandbox(service, SMALL), seven, RIGHT)
 
 
-def test_missing_service_is_no_wrong_answer(seven, monkeypatch):
+def test_missing_service_is_not_a_wrong_answer(seven, monkeypatch):
     monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.01)
     with pytest.raises(SandboxFailed, match="did not run the program"):
         verdict(RemoteSandbox("http://127.0.0.1:9", SMALL), seven, RIGHT)

@@ -117,7 +117,7 @@ def test_programs_run_side_by_side(small):
     assert asyncio.run(run()) == ["0", "1", "2", "3"]
 
 
-def test_sandbox_that_breaks_down_fails_the_episode_and_is_no_answer():
+def test_sandbox_that_breaks_down_fails_the_episode_and_is_not_an_answer():
     async def episode():
         env = ToolEnv(
             tools=[

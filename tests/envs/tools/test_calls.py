@@ -87,7 +87,7 @@ def test_no_more_than_64_calls_are_read():
     assert len(read_calls('<tool_call>{"name": "a"}</tool_call>' * 100)) == 64
 
 
-def test_announcement_has_one_schema_a_line():
+def test_announcement_has_one_schema_per_line():
     schema = {"type": "object", "properties": {"first": {"type": "integer"}}}
     lines = announcement(
         [ToolDescription("add", "Add.", schema), ToolDescription("now", "Tell the time.", {})]
@@ -103,7 +103,7 @@ def test_announcement_has_one_schema_a_line():
 
 
 @pytest.mark.parametrize("key", ['"\\ud800": 1', '"a": "\\udfff"', '"a": ["x", {"b": "\\ud83d"}]'])
-def test_half_of_a_surrogate_pair_is_no_call_because_no_server_could_be_sent_it(key):
+def test_half_of_a_surrogate_pair_is_not_a_call_because_no_server_can_receive_it(key):
     (call,) = read_calls(f'<tool_call>{{"name": "add", "arguments": {{{key}}}}}</tool_call>')
     assert isinstance(call, MalformedCall)
     assert "surrogates not allowed" in call.reason

@@ -112,7 +112,7 @@ def test_hang_is_cut_off_and_reported(tools):
         ("collect", r"parameter \*values: int cannot be passed by name"),
     ],
 )
-def test_what_is_no_tool_is_refused(tools, name, sentence):
+def test_anything_but_a_tool_is_refused(tools, name, sentence):
     with pytest.raises(ValueError, match=sentence):
         tools(name)
 

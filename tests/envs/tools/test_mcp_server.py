@@ -233,7 +233,7 @@ def is_alive(pid):
         return False
 
 
-def test_lines_that_are_no_mcp_cost_one_warning_for_each_server(plain_server, tmp_path, caplog):
+def test_lines_that_are_not_mcp_cost_one_warning_per_server(plain_server, tmp_path, caplog):
     # a server that no other test has warned of
     path = shutil.copy(plain_server["args"][-1], tmp_path / "chatty.py")
 
@@ -253,7 +253,7 @@ def test_lines_that_are_no_mcp_cost_one_warning_for_each_server(plain_server, tm
     )
 
 
-def test_notification_that_is_no_mcp_is_one_of_these_lines(plain_server, tmp_path, caplog):
+def test_notification_that_is_not_mcp_is_one_of_these_lines(plain_server, tmp_path, caplog):
     source = Path(plain_server["args"][-1]).read_text()
     notification = '{"jsonrpc": "2.0", "method": "notifications/progress", "params": {}}'
     (tmp_path / "odd.py").write_text(

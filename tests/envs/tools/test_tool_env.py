@@ -258,7 +258,7 @@ def test_tools_of_an_mcp_server_are_called_from_an_episode(notes_server):
     assert final[2]
 
 
-def test_missing_mcp_server_fails_the_episode_and_is_no_wrong_answer():
+def test_missing_mcp_server_fails_the_episode_and_is_not_a_wrong_answer():
     with pytest.raises(EpisodeFailed, match="'no-such-server' did not start"):
         play(make(tools=[{"mcp": {"command": "no-such-server"}}]))
 
