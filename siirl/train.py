@@ -18,7 +18,7 @@ from siirl.params import warning_lines
 from siirl.params.command_line import Action, CommandLine, note_repeated, read_command_line
 from siirl.params.exit_status import exit_status
 from siirl.params.help import commented, help_text
-from siirl.params.parser import Parsed, parse, to_yaml
+from siirl.params.parser import ParsedConfig, parse, to_yaml
 from siirl.params.terminal_lines import say, text_columns
 from siirl.params.threads import short_waits
 
@@ -52,7 +52,7 @@ def _run(command: CommandLine) -> None:
         _train(parsed, start=command.action is Action.RUN)
 
 
-def _train(parsed: Parsed, *, start: bool) -> None:
+def _train(parsed: ParsedConfig, *, start: bool) -> None:
     # Imported in stages: --help and --cfg need none of these modules, and the first refusals no
     # torch.
     from siirl.preflight.early_checks import check_early

@@ -34,7 +34,14 @@ from envs.math.notation import (
 from envs.math.plain_text import DRESS, plain
 from envs.math.quantities import SIMPLE, Quantity, read_quantity, same_units
 from envs.math.questions import asked_base, asked_units, asks_percentage, contradicts, echoes
-from envs.math.statements import APPROXIMATELY, EQUALS, Part, Rounded, read_statement, without_label
+from envs.math.statements import (
+    APPROXIMATELY,
+    EQUALS,
+    Part,
+    RoundedQuantity,
+    read_statement,
+    without_label,
+)
 from envs.math.vocabulary import CHANGING
 
 TIME = re.compile(r"(?P<clock>[0-9]{1,2}:[0-9]{2})(?: ?(?P<half>[ap])\.? ?m\.?)?", re.IGNORECASE)
@@ -205,7 +212,7 @@ def is_share(number: Quantity) -> bool:
 
 def is_percentage(part: Part) -> bool:
     """Whether a part has a percent sign."""
-    quantity = part.quantity if isinstance(part, Rounded) else part
+    quantity = part.quantity if isinstance(part, RoundedQuantity) else part
     return isinstance(quantity, Quantity) and "%" in quantity.units
 
 
@@ -252,7 +259,7 @@ def number_agrees(
                 open_comparisons.append(verdict)
             elif not verdict:
                 return False
-        elif isinstance(part, Rounded):
+        elif isinstance(part, RoundedQuantity):
             if not _is_rounded(number, part, alone=len(parts) == 1, question=question):
                 return False
         elif (
@@ -300,7 +307,7 @@ def _restates(number: Quantity, part: Quantity, own: Quantity | None) -> bool:
     return same_amount(own, part)
 
 
-def _is_rounded(number: Quantity, part: Rounded, *, alone: bool, question: str) -> bool:
+def _is_rounded(number: Quantity, part: RoundedQuantity, *, alone: bool, question: str) -> bool:
     if not number.units and contradicts(part.quantity, question):
         return False
     share = "%" in part.quantity.units and "%" not in number.units and not alone

@@ -24,7 +24,7 @@ SPELLINGS = {
 }
 
 
-class Computed(NamedTuple):
+class ComputedValue(NamedTuple):
     """An expression's value, and its numbers in order."""
 
     value: Fraction
@@ -35,7 +35,7 @@ class NoExpression(ValueError):
     """The text is not an expression of this kind, or divides by zero."""
 
 
-def compute(text: str) -> Computed:
+def compute(text: str) -> ComputedValue:
     """Read `text`, and compute it.
 
     >>> compute("(3 + 5) * 2").value
@@ -50,7 +50,7 @@ def compute(text: str) -> Computed:
     value = reader.sum()
     if reader.next is not None:
         raise NoExpression(f"{reader.next!r} is out of place")
-    return Computed(value, tuple(token for token in tokens if isinstance(token, int)))
+    return ComputedValue(value, tuple(token for token in tokens if isinstance(token, int)))
 
 
 class _Reader:

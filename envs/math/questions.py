@@ -117,7 +117,7 @@ TO_EVALUATE = (
 )
 
 
-class Asked(NamedTuple):
+class AskedQuantity(NamedTuple):
     """The quantity that a question asks for."""
 
     units: frozenset[str]
@@ -265,14 +265,14 @@ def number_of_base(name: str) -> int | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _asked(question: str) -> Asked:
+def _asked(question: str) -> AskedQuantity:
     phrases = [_noun_phrase(match[1]) for match in HOW_MANY.finditer(question)]
     units = {UNITS[word] for phrase in phrases for word in phrase if _is_unit(word)}
     for match in IN_UNIT.finditer(_asking(question)):
         units |= {UNITS[word.lower()] for word in match.groups() if word and _is_unit(word.lower())}
     named = all(phrases) and not any(COLLECTIVE & set(phrase) for phrase in phrases)
     nouns = {stem(word) for phrase in phrases for word in phrase} if named else set()
-    return Asked(frozenset(units), frozenset(nouns))
+    return AskedQuantity(frozenset(units), frozenset(nouns))
 
 
 def _noun_phrase(text: str) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ OPERATOR = re.compile(r"(?:[-+*/=\u00d7\u00f7\u00b7\u2212]|\\(?:times|cdot|div))
 FACTORS = re.compile(r"\s*(?:[\u00d7\u00b7]|\\(?:times|cdot)(?![a-z])|(?<= )\*(?= ))\s*")
 
 
-class Rounded(NamedTuple):
+class RoundedQuantity(NamedTuple):
     r"""A part that is marked as approximate, `\approx 3.14`: right if it is the answer rounded to
     its own places.
     """
@@ -86,7 +86,7 @@ class Rounded(NamedTuple):
     quantity: Quantity
 
 
-Part = Quantity | Rounded | str
+Part = Quantity | RoundedQuantity | str
 """A str is an expression, which an algebra system reads."""
 
 
@@ -215,9 +215,9 @@ def _approximated(text: str, *, question: str, left: int) -> tuple[Part, ...] | 
         return ()
     if not before or LABEL.fullmatch(before):
         harmless = not before or introduces(before, question=question)
-        return (Rounded(rounded),) if harmless else ()
+        return (RoundedQuantity(rounded),) if harmless else ()
     exact = _parts(before, question=question, left=left)
-    return (*exact, Rounded(rounded)) if exact else ()
+    return (*exact, RoundedQuantity(rounded)) if exact else ()
 
 
 def _equated(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:

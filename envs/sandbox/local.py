@@ -68,7 +68,7 @@ class LocalSandbox:
                 )
             except OSError as error:  # the machine has no memory, processes or descriptors left
                 raise SandboxFailed(f"The sandbox could not be started: {error}.") from error
-            running = _Running(process, self._limits)
+            running = _RunningProcess(process, self._limits)
             try:
                 await running.begin(self._message(job))
                 for _ in job.inputs:
@@ -97,7 +97,7 @@ class LocalSandbox:
         return self._runner + marshal.dumps(content)
 
 
-class _Running:
+class _RunningProcess:
     """One running sandbox."""
 
     def __init__(self, process: asyncio.subprocess.Process, limits: Limits) -> None:

@@ -103,7 +103,7 @@ class _LinearTokenScores(torch.autograd.Function):
         entropy_N = torch.empty_like(log_probs_N)
         normalizer_N = torch.empty_like(log_probs_N)
         for n in _stretches(len(tokens_N), BLOCK_TOKENS):
-            running = _Running(tokens_N[n], dtype)
+            running = _RunningSoftmax(tokens_N[n], dtype)
             for v in _stretches(len(weight_VD), _width(tokens_N)):
                 running.add(_logits(hidden_ND[n], weight_VD[v], temperature), v)
             log_probs_N[n], entropy_N[n], normalizer_N[n] = running.result()
@@ -155,7 +155,7 @@ class _LinearTokenScores(torch.autograd.Function):
         )
 
 
-class _Running:
+class _RunningSoftmax:
     """Largest logit, sum of exponentials, and their sum weighted by the logits, over the vocabulary
     so far.
     """

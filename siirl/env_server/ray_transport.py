@@ -44,7 +44,7 @@ from envs.render_devices import choose_render_device, gpu_uuids, rank_gpus
 from siirl import stacks
 from siirl.env_server import connection
 from siirl.env_server.connection import Address, ClientEnd
-from siirl.env_server.server import Answered, EnvServer, Raised, Request
+from siirl.env_server.server import Answered, EnvServer, RaisedError, Request
 from siirl.env_server.server_messages import (
     NUMBER,
     PART,
@@ -117,7 +117,7 @@ class EnvServerActor:
         """Name of the process before its lines (`siirl.execution.scheduler.rank_output`)."""
         return f"server {self._number + 1}"
 
-    def open(self) -> Raised | ReadyServer:
+    def open(self) -> RaisedError | ReadyServer:
         """Make the environments (see `EnvServer.open`), and listen for `serve`."""
         raised = self._loop.run_until_complete(self._server.open())
         if raised is not None:
@@ -184,7 +184,7 @@ class RayTransport:
         self._lost: Exception | None = None  # reason why sending is no longer possible
         self._reader = AnswerReader(area=None)
 
-    def open(self) -> "asyncio.Future[Raised | None]":
+    def open(self) -> "asyncio.Future[RaisedError | None]":
         """See `Transport.open`."""
         loop = asyncio.get_running_loop()
         self._disconnected: asyncio.Future[None] = loop.create_future()
@@ -236,9 +236,11 @@ class RayTransport:
         nothing_left.set_result(None)
         return nothing_left
 
-    async def _open(self) -> Raised | None:
-        opened: Raised | ReadyServer = await asyncio.wrap_future(self._actor.open.remote().future())
-        if isinstance(opened, Raised):
+    async def _open(self) -> RaisedError | None:
+        opened: RaisedError | ReadyServer = await asyncio.wrap_future(
+            self._actor.open.remote().future()
+        )
+        if isinstance(opened, RaisedError):
             return opened
         area = self._open_area(opened)
         self._reader = AnswerReader(area=area)

@@ -1,8 +1,8 @@
 """EnvServer: holds environments, answers batches of requests, stores frames until requested.
 
 The class is independent of its transport: `siirl.env_server.transports` runs it in this process or
-inside a Ray actor. Exceptions of an environment become answers (`Raised`), so that one episode's
-exception does not fail the whole batch.
+inside a Ray actor. Exceptions of an environment become answers (`RaisedError`), so that one
+episode's exception does not fail the whole batch.
 
 Left out: deadlines, replacement and replay. They belong to the client, which outlives a server.
 """
@@ -29,7 +29,7 @@ class Request(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class Raised(NamedTuple):
+class RaisedError(NamedTuple):
     """An exception of an environment as data, because exceptions may not be picklable."""
 
     kind: Literal["mistake", "episode", "fault"]
@@ -42,7 +42,7 @@ class Raised(NamedTuple):
     """Traceback, after a newline; empty if the summary names the place."""
 
     @classmethod
-    def of(cls, error: BaseException) -> "Raised":
+    def of(cls, error: BaseException) -> "RaisedError":
         """Describe `error`."""
         if isinstance(error, Misbehaved):
             return cls(kind="fault", summary=text_of(error).rstrip("."), trace="")
@@ -59,7 +59,7 @@ class Answers(NamedTuple):
     """Results of requests in one batch that were ready together."""
 
     values: list[Any]
-    """One entry per request: its result, or `Raised`."""
+    """One entry per request: its result, or `RaisedError`."""
     busy_s: float
     """Seconds that the server worked since its last answers."""
 
@@ -79,7 +79,7 @@ class EnvServer:
         self._hosted: list[_HostedEnvironment] = []
         self._clock = _BusyClock()
 
-    async def open(self) -> Raised | None:
+    async def open(self) -> RaisedError | None:
         """Make the environments; returns the exception if one was raised."""
         (outcome,) = await asyncio.gather(self._make(), return_exceptions=True)
         return _as_answer(outcome)
@@ -134,7 +134,7 @@ async def _close(environment: Environment) -> None:
 
 def _answer_of(task: "asyncio.Task[Any]") -> Any:
     if task.cancelled():  # by the environment itself
-        return Raised.of(asyncio.CancelledError())
+        return RaisedError.of(asyncio.CancelledError())
     error = task.exception()
     return _as_answer(task.result() if error is None else error)
 
@@ -143,7 +143,7 @@ def _as_answer(outcome: Any) -> Any:
     """The outcome as an answer; KeyboardInterrupt is raised again and ends the process."""
     if isinstance(outcome, KeyboardInterrupt):
         raise outcome
-    return Raised.of(outcome) if isinstance(outcome, BaseException) else outcome
+    return RaisedError.of(outcome) if isinstance(outcome, BaseException) else outcome
 
 
 class _HostedEnvironment:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from siirl.env_server.connection import MAX_MESSAGE_BYTES, ServerEnd
-from siirl.env_server.server import Answers, EnvServer, Raised, Request
+from siirl.env_server.server import Answers, EnvServer, RaisedError, Request
 from siirl.env_server.shared_area import LARGE, SharedArea, aligned
 
 LENGTH = struct.Struct(">Q")
@@ -204,7 +204,7 @@ def _without_arrays(
 
 
 def _fault(text: str) -> tuple[bytes, list[tuple[int, int]]]:
-    return pickled(Raised.of(TypeError(text))), []
+    return pickled(RaisedError.of(TypeError(text))), []
 
 
 class RecycledMemory:

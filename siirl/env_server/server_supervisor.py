@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from envs.base import EpisodeFailed
-from siirl.env_server.server import Answers, Raised, Request
+from siirl.env_server.server import Answers, RaisedError, Request
 from siirl.env_server.transports import Transport
 from siirl.errors import RefusedByEnvironment
 from siirl.execution.scheduler.ray_errors import stated_cause
@@ -38,14 +38,14 @@ class ServerFault(Exception):
         self.charged = charged
 
 
-class _Waiting(NamedTuple):
+class _WaitingRequest(NamedTuple):
     request: Request
     answer: "asyncio.Future[Any]"
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    waiting: dict[int, _Waiting]
+    waiting: dict[int, _WaitingRequest]
     """Requests without an answer, by position in the message."""
 
 
@@ -73,7 +73,7 @@ class ServerSupervisor:
         self._transport: Transport | None = None
         self._opening_transport: Transport | None = None  # not ready yet
         self._starting = asyncio.Lock()
-        self._outbox: list[_Waiting] = []
+        self._outbox: list[_WaitingRequest] = []
         self._calls: list[_Call] = []  # in flight, oldest first: the server works on the oldest
         self._suspects: set[int] = set()
         self._ending: set[asyncio.Future[Any]] = set()  # killed servers
@@ -105,7 +105,7 @@ class ServerSupervisor:
         if self._transport is None or generation != self.generation:
             raise ServerFault("died", f"server {self.name} was replaced", charged=False)
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(request, loop.create_future())
+        waiting = _WaitingRequest(request, loop.create_future())
         if not self._outbox:
             # runs after all coroutines that are ready now, so that their requests share a message
             loop.call_soon(self._flush)
@@ -193,7 +193,7 @@ class ServerSupervisor:
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
-    def _check_opened(self, opening: "asyncio.Future[Raised | None]") -> None:
+    def _check_opened(self, opening: "asyncio.Future[RaisedError | None]") -> None:
         if not opening.done():
             raise ServerFault(
                 "start",
@@ -239,14 +239,14 @@ class ServerSupervisor:
             )
             self._watch(call, sent)
 
-    def _drop_requests(self) -> list[_Waiting]:
+    def _drop_requests(self) -> list[_WaitingRequest]:
         dropped = [*self._unanswered(), *self._outbox]
         for call in self._calls:
             del OCCUPATION.asked[call]
         self._calls, self._outbox = [], []
         return dropped
 
-    def _unanswered(self) -> list[_Waiting]:
+    def _unanswered(self) -> list[_WaitingRequest]:
         return [waiting for call in self._calls for waiting in call.waiting.values()]
 
     def _watch(self, call: _Call, sent: "asyncio.Future[None]") -> None:
@@ -296,7 +296,7 @@ class ServerSupervisor:
         self._busy_s += answers.busy_s
         answered = [call.waiting.pop(position) for position in positions]
         for (request, answer), value in zip(answered, answers.values, strict=True):
-            if not isinstance(value, Raised):
+            if not isinstance(value, RaisedError):
                 _settle(answer, value=value)
             elif value.kind == "mistake":
                 _settle(answer, error=_refusal(value))
@@ -318,7 +318,7 @@ class ServerSupervisor:
             raise RuntimeError("The pool is closed.")
 
 
-def _refusal(raised: Raised) -> RefusedByEnvironment:
+def _refusal(raised: RaisedError) -> RefusedByEnvironment:
     error = RefusedByEnvironment(raised.summary)
     error.add_note(f"Raised by the environment, at its server:{raised.trace}")
     return error

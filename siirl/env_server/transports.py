@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from envs.render_devices import choose_render_device, gpu_uuids, rank_gpus
-from siirl.env_server.server import Answered, EnvServer, Raised, Request
+from siirl.env_server.server import Answered, EnvServer, RaisedError, Request
 from siirl.errors import UnknownNameError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Transport(Protocol):
         self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int, number: int
     ) -> None: ...
 
-    def open(self) -> "asyncio.Future[Raised | None]":
+    def open(self) -> "asyncio.Future[RaisedError | None]":
         """Make the environments; must be the first call."""
 
     def send(self, requests: Sequence[Request], answered: Answered) -> "asyncio.Future[None]":
@@ -79,7 +79,7 @@ class LocalTransport:
         self._folder, self._identity = os.getcwd(), os.stat(".")
         self._told_folder = False
 
-    def open(self) -> "asyncio.Future[Raised | None]":
+    def open(self) -> "asyncio.Future[RaisedError | None]":
         """See `Transport.open`."""
         return self._run(self._server.open())
 

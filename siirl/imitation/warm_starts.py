@@ -119,7 +119,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
         source = (
             _Experts(flags, config.env, config.trainer, stack)
             if flags.lerobot is None
-            else _Recorded(flags, describe_env(config))
+            else _RecordedDemonstrations(flags, describe_env(config))
         )
         policy = build_policy(
             config.actor_rollout_ref.model.policy,
@@ -201,7 +201,7 @@ class _Experts:
         )
 
 
-class _Recorded:
+class _RecordedDemonstrations:
     """Demonstrations of a LeRobot data set."""
 
     def __init__(self, flags: argparse.Namespace, spec: EnvSpec) -> None:

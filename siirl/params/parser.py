@@ -66,7 +66,7 @@ ROOT_NAMES = frozenset(field.name for field, _ in fields_of(SiiRLArguments))
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedConfig:
     """A configuration with notices about its sources."""
 
     config: SiiRLArguments
@@ -117,7 +117,7 @@ def parse_first(
     )
 
 
-def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = None) -> Parsed:
+def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = None) -> ParsedConfig:
     """The configuration of a run.
 
     Args:
@@ -154,7 +154,7 @@ def _parse_over(config: SiiRLArguments, values: Mapping[str, Any], place: str) -
 
 def _parse(
     assigned: Sequence[Assignment], *, from_file: bool, typed_at: str = COMMAND_LINE
-) -> Parsed:
+) -> ParsedConfig:
     """The configuration that results from these assignments; those of `typed_at` win."""
     shipped = known_keys({})
     assignments, notices = translate(
@@ -181,7 +181,7 @@ def _parse(
     _assign(tree, typed)
     config = _to_arguments(tree, user_groups, {leaf.key: leaf.source for leaf in keys})
     named = frozenset(leaf.key for leaf in typed)
-    return Parsed(config, user_groups, tuple(notices), named, given)
+    return ParsedConfig(config, user_groups, tuple(notices), named, given)
 
 
 def known_keys(user_groups: Mapping[str, type]) -> dict[str, Key]:

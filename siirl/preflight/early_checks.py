@@ -43,7 +43,7 @@ def check_early(config: SiiRLArguments, *, named: Collection[str] = ()) -> EnvSp
 
     Args:
         config: The run's configuration.
-        named: Keys set on the command line (`siirl.params.parser.Parsed.named`).
+        named: Keys set on the command line (`siirl.params.parser.ParsedConfig.named`).
 
     Returns:
         The environment's spec.

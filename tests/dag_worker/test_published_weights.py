@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from siirl.dag_worker.separate.exchange_messages import Published, Weights
+from siirl.dag_worker.separate.exchange_messages import PublishedWeights, Weights
 from siirl.dag_worker.separate.published_weights import SecondCopies, SecondCopy, WeightThread
 from siirl.errors import InvariantError
 
@@ -16,18 +16,18 @@ LIMIT_S = 10.0  # only a hang takes longer
 class LateLine:
     """An exchange that answers each call when `answer` is set."""
 
-    def __init__(self, weights: Published) -> None:
+    def __init__(self, weights: PublishedWeights) -> None:
         self.weights = weights
         self.asked, self.answer = threading.Event(), threading.Event()
 
-    def call(self, method: str, *arguments: object) -> Published:
+    def call(self, method: str, *arguments: object) -> PublishedWeights:
         self.asked.set()
         assert self.answer.wait(LIMIT_S)
         return self.weights
 
 
-def weights(*, checksum: int) -> Published:
-    return Published(1, {0: Weights(step=1, version=1, buckets=(), checksum=checksum)})
+def weights(*, checksum: int) -> PublishedWeights:
+    return PublishedWeights(1, {0: Weights(step=1, version=1, buckets=(), checksum=checksum)})
 
 
 class Engine:

@@ -9,7 +9,7 @@ from tiny_training import largest_difference, make_actor, make_engine, trajector
 from torch.distributed.tensor import DTensor
 
 from siirl.engine.training.collectives import OneProcess
-from siirl.engine.training.offload import Offloaded, powers_of_two
+from siirl.engine.training.offload import OffloadedTensors, powers_of_two
 from siirl.engine.training.sharding import Sharding
 from siirl.errors import ConfigError
 
@@ -84,7 +84,7 @@ def test_an_offloaded_reference_scores_the_same():
 def test_views_of_a_storage_come_back_together():
     whole = torch.arange(6.0)
     part = whole[2:4]
-    idle = Offloaded(lambda: [whole, part])
+    idle = OffloadedTensors(lambda: [whole, part])
     idle.leave()
     with idle.resident(), idle.resident():
         assert part.tolist() == [2.0, 3.0]
@@ -101,7 +101,7 @@ def test_a_matrix_of_qwen_7b_takes_no_more_host_memory_than_it_has():
 
 def test_tensors_offloaded_in_parts_are_restored_whole():
     numbers = torch.arange(400_000.0)  # 1.5 MiB: 1 MiB and a rest
-    idle = Offloaded(lambda: [numbers])
+    idle = OffloadedTensors(lambda: [numbers])
     idle.leave()
     with idle.resident():
         assert torch.equal(numbers, torch.arange(400_000.0))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from siirl.env_server.connection import MAX_MESSAGE_BYTES
-from siirl.env_server.server import Answers, Raised, Request
+from siirl.env_server.server import Answers, RaisedError, Request
 from siirl.env_server.server_messages import (
     MAX_SIZE,
     NUM_KEPT,
@@ -161,7 +161,7 @@ def test_a_value_that_no_message_can_hold_is_a_fault_of_its_environment_only():
     writer = AnswerWriter(area=None, room=ROOM)
     sent = message(writer, [huge, "sound"], order_of([0, 1]))
     raised, sound = AnswerReader(area=None).answers_of(memoryview(sent)).values
-    assert isinstance(raised, Raised) and "has 4,294,967," in raised.summary
+    assert isinstance(raised, RaisedError) and "has 4,294,967," in raised.summary
     assert sound == "sound"
 
 

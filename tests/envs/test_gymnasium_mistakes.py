@@ -10,7 +10,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from envs.base import FrameRequest, Misbehaved
 from envs.gymnasium import GymnasiumEnv
-from siirl.env_server.server import Raised
+from siirl.env_server.server import RaisedError
 
 SEEN = np.zeros(2, np.float32)
 
@@ -177,7 +177,7 @@ def test_a_mistake_in_a_step_is_one_sentence_without_a_traceback(kind):
 
     with pytest.raises(Misbehaved, match=LATER[kind][1]) as found:
         asyncio.run(play())
-    raised = Raised.of(found.value)
+    raised = RaisedError.of(found.value)
     assert (raised.kind, raised.summary, raised.trace) == (
         "fault",
         str(found.value).rstrip("."),

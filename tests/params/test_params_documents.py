@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envs.registry import env_spec
-from siirl.params.parser import Parsed, known_keys, parse
+from siirl.params.parser import ParsedConfig, known_keys, parse
 from siirl.preflight.config_checks import config_problems
 from siirl.preflight.environment_checks import environment_problems
 from siirl.preflight.unread import unread_in_domain
@@ -86,13 +86,13 @@ dag:
 
 
 @pytest.fixture
-def guide(tmp_path: Path) -> Parsed:
+def guide(tmp_path: Path) -> ParsedConfig:
     file = tmp_path / "config.yaml"
     file.write_text(GUIDE_10_1)
     return parse(config_file=file)
 
 
-def test_the_documents_configuration_is_read_as_written(guide: Parsed) -> None:
+def test_the_documents_configuration_is_read_as_written(guide: ParsedConfig) -> None:
     config = guide.config
     assert (config.data.train_batch_size, config.data.train_files) == (512, ("train.parquet",))
     assert (
@@ -106,18 +106,18 @@ def test_the_documents_configuration_is_read_as_written(guide: Parsed) -> None:
     ) == (8, ("wandb",), 32)
 
 
-def test_its_workflow_type_chooses_the_pipeline_with_a_message(guide: Parsed) -> None:
+def test_its_workflow_type_chooses_the_pipeline_with_a_message(guide: ParsedConfig) -> None:
     assert guide.config.dag.pipeline == "grpo"
     assert "is read as pipeline=grpo" in guide.notices[0]
 
 
-def test_its_files_choose_the_environment_with_a_message(guide: Parsed) -> None:
+def test_its_files_choose_the_environment_with_a_message(guide: ParsedConfig) -> None:
     assert guide.config.env.name == "math"
     assert "without env= is read as env=math" in guide.notices[1]
 
 
 def test_a_key_that_only_text_reads_is_refused_for_a_robot_with_the_reason(
-    guide: Parsed, tmp_path: Path
+    guide: ParsedConfig, tmp_path: Path
 ) -> None:
     assert config_problems(guide.config) == []
     config = parse(["env=metaworld"], config_file=tmp_path / "config.yaml").config

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from siirl.params.config_groups import options
-from siirl.params.parser import Parsed, parse, to_yaml
+from siirl.params.parser import ParsedConfig, parse, to_yaml
 from siirl.preflight.unread import unread_in_domain, unread_problems
 
 ACTOR, ROLLOUT, MODEL = (
@@ -25,7 +25,7 @@ def messages(*words: str, config_file: Path | None = None) -> list[str]:
     return unread(parse(words, config_file=config_file))
 
 
-def unread(parsed: Parsed) -> list[str]:
+def unread(parsed: ParsedConfig) -> list[str]:
     text = parsed.config.env.name in TEXT_ENVS
     problems = unread_problems(parsed.config, named=parsed.named) + unread_in_domain(
         parsed.config, text=text, named=parsed.named

@@ -13,7 +13,7 @@ from siirl.data_coordinator.coordinator import DataCoordinator
 from siirl.data_coordinator.leases import Lease
 from siirl.data_coordinator.queues import QueueKey
 from siirl.data_coordinator.sample_info import SampleInfo
-from siirl.engine.rollout.ledger import Finished, Prompt, RolloutLedger
+from siirl.engine.rollout.ledger import FinishedPrompt, Prompt, RolloutLedger
 from siirl.errors import InvariantError
 
 HOLDER = "train"
@@ -35,7 +35,7 @@ class Edge:
         self.coordinator = DataCoordinator()
         self.key = QueueKey(node, 0)
         self.opened = False
-        self._taken: list[tuple[Lease, list[Finished]]] = []
+        self._taken: list[tuple[Lease, list[FinishedPrompt]]] = []
         self._reports: list[tuple[int, int, Report]] = []
         """Rollout rank, step and report."""
         self._told: list[tuple[int, int, Report]] = []
@@ -188,7 +188,7 @@ class Edge:
             self._discarded += len(dropped.infos)
             self.coordinator.acknowledge(dropped.lease_id)
 
-    def _deliver(self, taken: list[Finished]) -> StepPrompts:
+    def _deliver(self, taken: list[FinishedPrompt]) -> StepPrompts:
         lease = self._lease([entry.prompt.number for entry in taken], HOLDER)
         assert lease is not None
         place = {info.dict_info[PROMPT]: i for i, info in enumerate(lease.infos)}

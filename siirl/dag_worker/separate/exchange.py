@@ -19,7 +19,7 @@ from typing import Any
 from siirl.dag_worker.separate.edge import NOTHING, Edge
 from siirl.dag_worker.separate.exchange_messages import (
     EvaluationRequest,
-    Published,
+    PublishedWeights,
     Report,
     StepPrompts,
     Weights,
@@ -42,7 +42,7 @@ class Exchange:
         self.edges = dict(edges)
         [self._ledger, *_] = [edge.ledger for edge in edges.values()]
         """Ledger of the first edge, for settings that all edges share."""
-        self.published: dict[int, Published] = {}
+        self.published: dict[int, PublishedWeights] = {}
         self._weights: dict[int, Weights] = {}
         """The newest weights of each agent group; they act from the end of the step on."""
         self._changed = asyncio.Condition()
@@ -87,7 +87,7 @@ class Exchange:
         """End a step: its rows are used, and the weights of all agent groups start to act."""
         for edge in self.edges.values():
             edge.step_done(step)
-        self.published[step] = Published(step, dict(self._weights))
+        self.published[step] = PublishedWeights(step, dict(self._weights))
         oldest = step - (0 if self._ledger.streaming else self._ledger.max_staleness)
         self.published = {step: kept for step, kept in self.published.items() if step >= oldest}
         await self._notify()
@@ -176,7 +176,7 @@ class Exchange:
             found = self._work(rank, wanted, acting)
         return found
 
-    async def weights(self, step: int | None, after: int) -> Published | None:
+    async def weights(self, step: int | None, after: int) -> PublishedWeights | None:
         """Weights of `step`, or the newest after step `after`; None if not published yet."""
         for _ in range(2):
             newest = max(self.published, default=-1) if step is None else step

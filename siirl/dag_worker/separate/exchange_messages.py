@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from siirl.data_coordinator.sample_info import SampleInfo
-from siirl.engine.rollout.ledger import Finished, Prompt
+from siirl.engine.rollout.ledger import FinishedPrompt, Prompt
 from siirl.reporting.metrics import Unusable, Value, Weighted
 
 LOST = object()
@@ -63,7 +63,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedWeights:
     """The weights of all agent groups after a training step; they start to act together."""
 
     step: int
@@ -102,7 +102,7 @@ class Report:
 class StepPrompts:
     """Prompts for a training step; `Exchange.references` has the references of their rows."""
 
-    prompts: tuple[Finished, ...]
+    prompts: tuple[FinishedPrompt, ...]
     infos: tuple[SampleInfo, ...]
     """One per prompt."""
     reports: tuple[tuple[int, Report], ...]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from siirl.dag_worker.separate.exchange_messages import LOST, Published, Weights
+from siirl.dag_worker.separate.exchange_messages import LOST, PublishedWeights, Weights
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import ALIGNMENT, Entry, send
@@ -208,12 +208,12 @@ class SecondCopies:
         self.step = -1
         """Step whose weights act; -1 before the first arrival."""
 
-    def receive(self, published: Published) -> None:
+    def receive(self, published: PublishedWeights) -> None:
         """Receive the weights that do not act yet; see `SecondCopy`."""
         for copy, weights in self._new(published):
             copy.receive(weights)
 
-    def swap(self, published: Published) -> None:
+    def swap(self, published: PublishedWeights) -> None:
         """Let the received weights act, between two forward passes."""
         for copy, weights in self._new(published):
             copy.swap(weights)
@@ -225,7 +225,7 @@ class SecondCopies:
         """The last training step whose weights had `version` when they acted for `group`."""
         return self.copies[self.owners[group]].steps_of_versions[version]
 
-    def _new(self, published: Published) -> list[tuple[SecondCopy, Weights]]:
+    def _new(self, published: PublishedWeights) -> list[tuple[SecondCopy, Weights]]:
         pairs = [(copy, published.of_groups[owner]) for owner, copy in self.copies.items()]
         return [
             (copy, weights)
@@ -245,7 +245,11 @@ class WeightThread:
     """
 
     def __init__(
-        self, copies: SecondCopies, line: "ExchangeLine", *, arrived: Callable[[Published], object]
+        self,
+        copies: SecondCopies,
+        line: "ExchangeLine",
+        *,
+        arrived: Callable[[PublishedWeights], object],
     ) -> None:
         self.copies, self.line, self.arrived = copies, line, arrived
         self._error: BaseException | None = None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from siirl.dag_worker.events import Event
-from siirl.dag_worker.separate.exchange_messages import EvaluationRequest, Published, Work
+from siirl.dag_worker.separate.exchange_messages import EvaluationRequest, PublishedWeights, Work
 from siirl.dag_worker.separate.prompt_runner import PromptRunner, since
 from siirl.dag_worker.separate.published_weights import SecondCopies, SecondCopy, WeightThread
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
@@ -56,7 +56,7 @@ class RolloutWorker:
         self.on_start = on_start
         self._parts: dict[int, RolloutParts] = {}
         self._runners: dict[int, PromptRunner] = {}
-        self._arrived: Published | None = None
+        self._arrived: PublishedWeights | None = None
         self._evaluating = False
 
     def run(self) -> Iterator[Event]:
@@ -156,7 +156,7 @@ class RolloutWorker:
         for runner in self._runners.values():
             runner.idle_s += seconds
 
-    def _weights(self, step: int | None) -> Published | None:
+    def _weights(self, step: int | None) -> PublishedWeights | None:
         """Weights of `step`; None if they already act."""
         if step == self.copies.step and step is not None:
             return None
@@ -165,7 +165,7 @@ class RolloutWorker:
                 pass
         return found
 
-    def _use(self, published: Published | None) -> None:
+    def _use(self, published: PublishedWeights | None) -> None:
         if published is None:
             return
         self.copies.receive(published)
@@ -187,7 +187,7 @@ class RolloutWorker:
     # Stream
 
     def _stream(self) -> None:
-        def arrived(published: Published) -> None:
+        def arrived(published: PublishedWeights) -> None:
             self._loop.call_soon_threadsafe(self._weights_arrived, published)
 
         self._thread = WeightThread(self.copies, self.line, arrived=arrived)
@@ -237,7 +237,7 @@ class RolloutWorker:
     def _running(self) -> set[asyncio.Task[None]]:
         return set(itertools.chain(*(runner.running for runner in self._runners.values())))
 
-    def _weights_arrived(self, published: Published) -> None:
+    def _weights_arrived(self, published: PublishedWeights) -> None:
         """Called between two forward passes, which are synchronous in this loop."""
         self._arrived = published
         if not self._evaluating:

@@ -55,7 +55,7 @@ ATTEMPTS = 10
 
 
 @dataclass(frozen=True, eq=False)
-class _Submitted:
+class _SubmittedEpisode:
     data: Any
     task: "asyncio.Task[Outcome]"
 
@@ -87,7 +87,7 @@ class InferenceEngine:
         self.loop.set_exception_handler(_silence_interrupts)
         self._has_own_loop = True
         self._permits = asyncio.Semaphore(self.at_once)
-        self._submitted: deque[_Submitted] = deque()  # in order of submission
+        self._submitted: deque[_SubmittedEpisode] = deque()  # in order of submission
 
     # Lifecycle
 
@@ -154,7 +154,7 @@ class InferenceEngine:
         task = self.loop.create_task(self._run_episode(data, workflow))
         # even if it is cancelled before it began
         task.add_done_callback(lambda _: self.engine.episode_ended())
-        self._submitted.append(_Submitted(data, task))
+        self._submitted.append(_SubmittedEpisode(data, task))
 
     def wait(
         self, count: int, timeout: float | None = None, should_accept: Accept | None = None
@@ -173,7 +173,7 @@ class InferenceEngine:
             RuntimeError: Fewer have been submitted. Finished ones are kept for the next call.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        taken: list[_Submitted] = []
+        taken: list[_SubmittedEpisode] = []
         result = RolloutResult()
         num_accepted = 0
         try:
@@ -295,7 +295,7 @@ class InferenceEngine:
         finally:
             on_done(data)
 
-    def _next(self, until: float | None) -> _Submitted:
+    def _next(self, until: float | None) -> _SubmittedEpisode:
         """Wait for the oldest episode; an error of any episode cancels all."""
         if not self._submitted:
             raise RuntimeError(
@@ -380,7 +380,9 @@ def _accepted(outcome: Outcome, should_accept: Accept | None) -> Outcome:
     return outcome if should_accept(outcome) else []
 
 
-def _add_outcome(result: RolloutResult, entry: _Submitted, should_accept: Accept | None) -> bool:
+def _add_outcome(
+    result: RolloutResult, entry: _SubmittedEpisode, should_accept: Accept | None
+) -> bool:
     """Add a finished episode to `result`; return whether it was accepted."""
     outcome = _accepted(entry.task.result(), should_accept)
     result.add(entry.data, outcome)

@@ -31,7 +31,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedPrompt:
     """A prompt whose samples wait to be used."""
 
     prompt: Prompt
@@ -78,7 +78,7 @@ class RolloutLedger:
         """Rank by prompt."""
         self.returned: list[Prompt] = []
         """Prompts of dead ranks, to be started again."""
-        self.finished: dict[int, Finished] = {}
+        self.finished: dict[int, FinishedPrompt] = {}
         """Prompts by number, in the order of arrival."""
         self.blocks: dict[int, list[list[int]]] = {}
         """Prompt numbers of each unfinished step: its batch, and its refills."""
@@ -156,7 +156,7 @@ class RolloutLedger:
         if self.running.get(prompt) != rank:
             return False
         del self.running[prompt]
-        self.finished[prompt.number] = Finished(prompt, rank, version)
+        self.finished[prompt.number] = FinishedPrompt(prompt, rank, version)
         return True
 
     def lost(self, rank: int) -> list[int]:
@@ -189,7 +189,7 @@ class RolloutLedger:
         self.discarded += len(numbers)
         return numbers
 
-    def take(self, count: int, *, step: int) -> list[Finished] | None:
+    def take(self, count: int, *, step: int) -> list[FinishedPrompt] | None:
         """`count` finished prompts for a step, sorted by number; None until enough are finished.
 
         In block mode these are the prompts of the step. In stream mode these are the prompts with
@@ -227,7 +227,7 @@ class RolloutLedger:
             "discarded": self.discarded,
         }
 
-    def state_dict(self, unused: Sequence[Finished] = ()) -> dict[str, Any]:
+    def state_dict(self, unused: Sequence[FinishedPrompt] = ()) -> dict[str, Any]:
         """State as plain data; `unused` holds prompts that a step has taken but not used yet."""
         pending = sorted([*self.running, *self.returned], key=lambda prompt: prompt.number)
         return {
@@ -265,7 +265,7 @@ class RolloutLedger:
         }
         self.returned = [Prompt(number, step) for number, step in state["pending"]]
         self.finished = {
-            number: Finished(Prompt(number, step), rank=-1, version=version)
+            number: FinishedPrompt(Prompt(number, step), rank=-1, version=version)
             for number, step, version in state["finished"]
         }
         self.running = {}

@@ -14,8 +14,8 @@ from siirl.models.stored_tensors import local_part
 LEAST_BYTES = 1 << 20  # size of a separate host allocation; smaller ones are not worth it
 
 
-class Resident:
-    """Tensors that stay on their device; those of `Offloaded` leave it."""
+class ResidentTensors:
+    """Tensors that stay on their device; those of `OffloadedTensors` leave it."""
 
     def resident(self) -> contextlib.AbstractContextManager[None]:
         """Keep the tensors on their device during the `with` block; may be nested."""
@@ -25,10 +25,10 @@ class Resident:
         """Do nothing."""
 
 
-STAYING = Resident()
+STAYING = ResidentTensors()
 
 
-class Offloaded(Resident):
+class OffloadedTensors(ResidentTensors):
     """Tensors that are on their device only within `resident`.
 
     Args:

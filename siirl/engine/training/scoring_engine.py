@@ -26,7 +26,7 @@ from siirl.engine.training.batch_cuts import (
 from siirl.engine.training.batch_loss import Scorer, Scores
 from siirl.engine.training.collectives import Collectives, OneProcess
 from siirl.engine.training.compiled_blocks import Blocks, CompiledBlocks, PlainBlocks
-from siirl.engine.training.offload import STAYING, Offloaded, Resident
+from siirl.engine.training.offload import STAYING, OffloadedTensors, ResidentTensors
 from siirl.engine.training.sharding import AS_SHIPPED, Sharding, repeated_blocks, shard
 from siirl.models.adapters import adapters_first, narrow_frozen
 from siirl.models.weight_rows import Rows, full_tensor, in_rows
@@ -84,7 +84,7 @@ class ScoringEngine(Generic[Scores]):
         self.compute_dtype = compute_dtype
         self.blocks = blocks
         self.sharding = sharding
-        self.weights: Resident = Offloaded(module.parameters) if offload else STAYING
+        self.weights: ResidentTensors = OffloadedTensors(module.parameters) if offload else STAYING
         self.compiler = compiler
         self.computed: Blocks = PlainBlocks()
         self.micro_batches = MicroBatches(

@@ -33,7 +33,7 @@ from siirl.engine.training.batch_loss import (
     TrainStep,
 )
 from siirl.engine.training.collectives import fail_together
-from siirl.engine.training.offload import STAYING, Offloaded, Resident
+from siirl.engine.training.offload import STAYING, OffloadedTensors, ResidentTensors
 from siirl.engine.training.optimizer import (
     MOMENTS,
     build_optimizer,
@@ -83,9 +83,9 @@ class TrainEngine(ScoringEngine[Scores]):
         self.optim = optim
         self.total_steps = total_steps
         self.max_grad_norm = max_grad_norm
-        self.moments: Resident = STAYING
+        self.moments: ResidentTensors = STAYING
         if offload and optim is not None:
-            self.moments = Offloaded(self._moments)
+            self.moments = OffloadedTensors(self._moments)
         self.work = work
         self.flops: float | None = None if work is None else 0.0
         self.optimizer: torch.optim.AdamW | None = None

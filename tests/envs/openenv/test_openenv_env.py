@@ -11,7 +11,7 @@ from envs.base import EpisodeFailed
 from envs.checker import check_env
 from envs.openenv.openenv_env import OpenEnvEnv
 from envs.openenv.session import SessionFault
-from siirl.env_server.server import Raised
+from siirl.env_server.server import RaisedError
 from tests.envs.openenv.scripted_server import CLOSE, ScriptedServer, error, observed
 
 Message = dict[str, Any]
@@ -305,8 +305,8 @@ def test_a_server_without_a_free_session_names_the_remedy() -> None:
 def test_a_fault_of_a_replayable_environment_is_one_of_the_server_without_a_traceback() -> None:
     with ScriptedServer(after_reset(CLOSE)) as server, pytest.raises(SessionFault) as fault:
         asyncio.run(first_step(server, replayable=True))
-    assert Raised.of(fault.value).trace == ""
-    assert Raised.of(fault.value).summary.endswith("went away during 'step'")
+    assert RaisedError.of(fault.value).trace == ""
+    assert RaisedError.of(fault.value).summary.endswith("went away during 'step'")
 
 
 def test_an_environment_without_a_server_is_refused_at_once() -> None:
