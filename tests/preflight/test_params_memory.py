@@ -165,6 +165,31 @@ def test_frozen_weights_have_neither_gradients_nor_moments(
             ("trainer.save_freq=-1", "actor_rollout_ref.actor.offload_optimizer=true"),
             {"offloaded": 8},
         ),
+        (
+            (
+                "trainer.save_freq=-1",
+                "trainer.n_gpus_per_node=1",
+                "actor_rollout_ref.rollout.name=vllm",
+            ),
+            {"vLLM asleep": 2 * 4},
+        ),
+        (
+            (
+                "trainer.save_freq=-1",
+                "actor_rollout_ref.rollout.name=vllm",
+                "trainer.n_gpus_per_node=8",
+                "actor_rollout_ref.model.dtype=bfloat16",
+            ),
+            {"vLLM asleep": 8 * 2 * 2},
+        ),
+        (
+            (
+                "trainer.save_freq=-1",
+                "actor_rollout_ref.rollout.name=vllm",
+                "actor_rollout_ref.rollout.sleep=false",
+            ),
+            {},
+        ),
     ],
 )
 def test_beside_gpus_the_host_holds_copies_and_what_is_offloaded(
@@ -201,6 +226,7 @@ def test_a_need_beyond_the_free_memory_is_reported() -> None:
         ("agent 1's policy and Adam", "use a smaller model"),
         ("images", "lower data.train_batch_size"),
         ("environments of agent 1", "lower env.num_servers"),
+        ("vLLM asleep", "leave vLLM's weights on the GPU, actor_rollout_ref.rollout.sleep=false"),
     ],
 )
 def test_the_remedy_of_a_shortage_lowers_its_largest_part(largest: str, remedy: str) -> None:
