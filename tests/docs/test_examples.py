@@ -149,7 +149,8 @@ def words_of_batch_script(folder: Path, **environment: str) -> list[str]:
     address = (
         '#!/bin/sh\ncase "$*" in *"hostname -I") echo 10.0.0.1 fd00::1;; '
         '*hostname*) echo 127.0.0.1;; *"ray start"*) '
-        f'echo "$RAY_worker_niceness" >> {folder}/niceness;; esac\n'
+        f'echo "$RAY_worker_niceness" >> {folder}/niceness; '
+        f'echo "$SRUN_CPUS_PER_TASK" >> {folder}/cores;; esac\n'
     )
     for name in ("srun", "sleep"):
         (folder / name).write_text(address)
@@ -160,7 +161,12 @@ def words_of_batch_script(folder: Path, **environment: str) -> list[str]:
     activate = folder / "siirl" / ".venv" / "bin" / "activate"
     activate.parent.mkdir(parents=True)
     activate.touch()
-    given = {"SHARED": str(folder), "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[1-3]"}
+    given = {
+        "SHARED": str(folder),
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_JOB_NODELIST": "n[1-3]",
+        "SLURM_CPUS_PER_TASK": "64",
+    }
     done = subprocess.run(
         [str(shutil.which("bash")), str(EXAMPLES / "slurm.sbatch")],
         env={"PATH": f"{folder}:/usr/bin:/bin", **given, **environment},
@@ -181,6 +187,7 @@ def test_the_batch_script_places_groups_over_nodes(
     assert config.dag.groups == groups
     assert config.trainer.max_staleness == (2 if groups else 0)
     assert set((tmp_path / "niceness").read_text().split()) == {"0"}
+    assert set((tmp_path / "cores").read_text().split()) == {"64"}
 
 
 def test_the_solver_and_the_checker_keep_the_contract() -> None:
