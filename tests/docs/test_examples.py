@@ -154,6 +154,11 @@ def words_of_batch_script(folder: Path, **environment: str) -> list[str]:
     )
     for name in ("srun", "sleep"):
         (folder / name).write_text(address)
+    # a node joins each time that the script looks
+    (folder / "ray").write_text(
+        f"#!/bin/sh\necho look >> {folder}/looks\n"
+        f"sed 's/look/ 1 node_aa038e/; 1i Active:' {folder}/looks\n"
+    )
     # more than a pipe holds: a reader that stops after a line would end the script
     (folder / "scontrol").write_text("#!/bin/sh\nseq -f n%g 20000\n")
     for file in folder.iterdir():
@@ -188,6 +193,7 @@ def test_the_batch_script_places_groups_over_nodes(
     assert config.trainer.max_staleness == (2 if groups else 0)
     assert set((tmp_path / "niceness").read_text().split()) == {"0"}
     assert set((tmp_path / "cores").read_text().split()) == {"64"}
+    assert len((tmp_path / "looks").read_text().split()) == 3  # one node, then all three
 
 
 def test_the_solver_and_the_checker_keep_the_contract() -> None:
