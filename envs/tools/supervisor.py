@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -80,7 +81,8 @@ def _signal_children(number: int) -> None:
     with open(f"/proc/self/task/{os.getpid()}/children") as listed:
         children = listed.read().split()
     for child in children:
-        os.kill(int(child), number)
+        with suppress(PermissionError):  # another user's, such as one of sudo
+            os.kill(int(child), number)
 
 
 if __name__ == "__main__":
