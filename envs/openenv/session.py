@@ -166,11 +166,13 @@ class Session:
         socket, self._socket = self._socket, None
         if socket is None:
             return
-        with suppress(TimeoutError, OSError, WebSocketException):
-            async with asyncio.timeout(CLOSE_S):
-                await socket.send(json.dumps({"type": "close"}))
-                await socket.close()
-        socket.transport.abort()
+        try:
+            with suppress(TimeoutError, OSError, WebSocketException):
+                async with asyncio.timeout(CLOSE_S):
+                    await socket.send(json.dumps({"type": "close"}))
+                    await socket.close()
+        finally:
+            socket.transport.abort()
 
     async def _connect(self) -> ClientConnection:
         parts = urlsplit(self._url)

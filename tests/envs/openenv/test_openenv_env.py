@@ -3,14 +3,14 @@
 import asyncio
 import json
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from envs.base import EpisodeFailed
 from envs.checker import check_env
 from envs.openenv.openenv_env import OpenEnvEnv
-from envs.openenv.session import SessionFault
+from envs.openenv.session import Session, SessionFault
 from siirl.env_server.server import RaisedError
 from tests.envs.openenv.scripted_server import CLOSE, ScriptedServer, error, observed
 
@@ -346,3 +346,38 @@ def test_an_invalid_address_is_refused(url: str | None, sentence: str) -> None:
 def test_an_unknown_field_of_the_action_is_refused_with_the_known_ones() -> None:
     with ScriptedServer(Echo()) as server, pytest.raises(ValueError, match="known: message"):
         OpenEnvEnv(url=server.url, action_field="text")
+
+
+class DeafSocket:
+    """A connection whose server takes nothing any more."""
+
+    def __init__(self) -> None:
+        self.transport = self
+        self.asked, self.aborted = asyncio.Event(), False
+
+    async def send(self, text: str) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_farewell_that_is_cancelled_leaves_no_connection() -> None:
+    async def run() -> bool:
+        session = Session(
+            "http://127.0.0.1:1",
+            token=None,
+            deadline_s=60.0,
+            connect_deadline_s=60.0,
+            max_message_bytes=1,
+        )
+        socket = DeafSocket()
+        session._socket = cast(Any, socket)
+        closing = asyncio.ensure_future(session._close())
+        await socket.asked.wait()
+        closing.cancel()
+        await asyncio.wait({closing})
+        return socket.aborted
+
+    assert asyncio.run(run())
