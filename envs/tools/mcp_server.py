@@ -140,7 +140,12 @@ class MCPTools(Toolset):
         if self._connection is not None and not self._connection.is_open():
             self._drop()
         if self._connection is None:
-            connection = _Connection(self._server.transport())
+            try:
+                connection = _Connection(self._server.transport())
+            except OSError as error:  # no descriptor left
+                raise ToolsMissing(
+                    f"The MCP server {str(self._server)!r} did not start: {_first_cause(error)}."
+                ) from error
             try:
                 await connection.open(deadline_s=self._start_deadline_s)
                 self._connection = connection

@@ -4,6 +4,7 @@ hangs, answers nonsense or fills its standard error.
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -351,3 +352,17 @@ def test_servers_that_do_not_start_leave_no_descriptor_open():
 def test_invalid_deadline_is_refused():
     with pytest.raises(ValueError, match=r"deadline_s of 'x' must be at least 0\.001 s"):
         MCPTools(command="x", deadline_s=0)
+
+
+def test_a_machine_without_descriptors_left_fails_the_episode():
+    bounds = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def play(tools):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, bounds[1]))
+        try:
+            await tools.descriptions()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, bounds)
+
+    with pytest.raises(ToolsMissing, match=r"'any' did not start: OSError.*Too many open files"):
+        with_tools(play, {"command": "any"})
