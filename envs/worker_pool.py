@@ -321,7 +321,10 @@ class _Worker:
         try:
             status = self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            return WorkerKilled("it closed its output")
+            self.end()  # a process that is already ending keeps its status
+            status = self._process.wait()
+            if status == -signal.SIGKILL:
+                return WorkerKilled("it closed its output")
         if status == -signal.SIGXCPU:
             killed = WorkerKilled(f"it used more than {self._settings.cpu_s:g} s of processor time")
             killed.over_limit = True

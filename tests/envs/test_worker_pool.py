@@ -95,6 +95,20 @@ def test_power_tower_is_ended_by_its_processor_time(workers):
         call(pool, None)
 
 
+def test_a_slow_end_keeps_its_reason(workers, monkeypatch):
+    """A machine out of memory may take seconds to end a process that has closed its pipes."""
+    wait = subprocess.Popen.wait
+
+    def wait_in_vain(process, timeout=None):
+        if timeout is not None:
+            raise subprocess.TimeoutExpired("worker", timeout)
+        return wait(process)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_in_vain)
+    with pytest.raises(WorkerKilled, match=r"more than 0\.5 s of processor time"):
+        call(workers("power_tower", cpu_s=0.5, deadline_s=600.0), None)
+
+
 @pytest.mark.parametrize(
     ("status", "sentence"), [(3, "ended with status 3"), (0, "ended with status 0")]
 )
