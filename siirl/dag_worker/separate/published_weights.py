@@ -263,9 +263,13 @@ class WeightThread:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error that ended the thread, if one did."""
+        """Raise the error that ended the thread or that `fail` got, if there is one."""
         if self._error is not None:
             raise self._error
+
+    def fail(self, error: Exception) -> None:
+        """Let `check` raise the error of weights that could not be swapped in."""
+        self._error = error
 
     def release(self) -> None:
         """Mark the received weights as acting, so that the second copy may be overwritten."""

@@ -241,7 +241,10 @@ class RolloutWorker:
         """Called between two forward passes, which are synchronous in this loop."""
         self._arrived = published
         if not self._evaluating:
-            self._swap_arrived()
+            try:
+                self._swap_arrived()
+            except Exception as error:  # noqa: BLE001 - the loop would only log it
+                self._thread.fail(error)
 
     def _swap_arrived(self) -> None:
         published, self._arrived = self._arrived, None

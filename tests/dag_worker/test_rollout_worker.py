@@ -1,0 +1,67 @@
+"""A rollout rank whose parts fail: it ends with their error, and leaves nothing open."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from siirl.dag_worker.separate.exchange_messages import PublishedWeights, Work
+from siirl.dag_worker.separate.rollout_worker import RolloutWorker
+
+
+class Line:
+    """An exchange that publishes weights once, and has no prompts."""
+
+    def __init__(self) -> None:
+        self.published = [PublishedWeights(1, {})]
+        self.swapped = asyncio.Event()
+        self.asked = 0
+
+    def call(self, method: str, *arguments: object) -> PublishedWeights | None:
+        assert method == "weights"
+        return self.published.pop() if self.published else None
+
+    async def acall(self, method: str, *arguments: object) -> Work:
+        assert method == "work"
+        await self.swapped.wait()
+        self.asked += 1
+        return Work(over=self.asked == 2)
+
+
+class Copies:
+    """Weights that arrive but do not fit."""
+
+    step = 0
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+
+    def receive(self, published: PublishedWeights) -> None:
+        """Receive them."""
+
+    def swap(self, published: PublishedWeights) -> None:
+        self.line.swapped.set()
+        raise ValueError("they do not fit")
+
+
+def rank_on(line: Any, loop: asyncio.AbstractEventLoop, groups: int = 1) -> RolloutWorker:
+    worker = RolloutWorker(
+        graph=cast(Any, SimpleNamespace(agent_groups=lambda: list(range(groups)))),
+        rank=1,
+        line=line,
+        build=dict,
+        streaming=True,
+    )
+    worker._loop = loop
+    return worker
+
+
+def test_weights_that_cannot_be_swapped_in_end_the_rank() -> None:
+    """Its thread would wait until they act, and the rank would go on with the old ones."""
+    line = Line()
+    with asyncio.Runner() as runner:
+        worker = rank_on(line, runner.get_loop())
+        worker.copies = cast(Any, Copies(line))
+        with pytest.raises(ValueError, match="they do not fit"):
+            worker._stream()
