@@ -65,3 +65,35 @@ def test_weights_that_cannot_be_swapped_in_end_the_rank() -> None:
         worker.copies = cast(Any, Copies(line))
         with pytest.raises(ValueError, match="they do not fit"):
             worker._stream()
+
+
+class Runner:
+    """A prompt that fails while the rank asks for others."""
+
+    running: frozenset[Any] = frozenset()
+    idle_s = 0.0
+
+    def wanted(self) -> int:
+        return 1
+
+    def check(self) -> None:
+        raise ValueError("a prompt failed")
+
+
+def test_an_error_leaves_no_question_to_the_exchange() -> None:
+    async def never(*arguments: object) -> None:
+        await asyncio.Event().wait()
+
+    async def until_command() -> None:
+        prompt = asyncio.ensure_future(asyncio.sleep(0))
+        worker._runners = {0: cast(Any, Runner())}
+        worker._runners[0].running = {prompt}
+        await worker._until_command()
+
+    with asyncio.Runner() as runner:
+        worker = rank_on(SimpleNamespace(acall=never), runner.get_loop())
+        worker.copies = cast(Any, SimpleNamespace(step=0))
+        with pytest.raises(ValueError, match="a prompt failed"):
+            runner.run(until_command())
+        worker._close()
+        assert asyncio.all_tasks(runner.get_loop()) == set()

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from siirl.dag_worker.events import Event
 from siirl.dag_worker.separate.exchange_messages import EvaluationRequest, PublishedWeights, Work
@@ -58,6 +58,7 @@ class RolloutWorker:
         self._runners: dict[int, PromptRunner] = {}
         self._arrived: PublishedWeights | None = None
         self._evaluating = False
+        self._ask: asyncio.Task[Work] | None = None
 
     def run(self) -> Iterator[Event]:
         """Work until the run is over; environments are closed in any case."""
@@ -101,7 +102,9 @@ class RolloutWorker:
 
     def _close(self) -> None:
         parts, self._parts = self._parts, {}
-        tasks = self._running()
+        tasks: set[asyncio.Task[Any]] = {*self._running()}
+        if self._ask is not None:
+            tasks.add(self._ask)
         for task in tasks:
             task.cancel()
         if tasks:
@@ -208,25 +211,24 @@ class RolloutWorker:
 
     async def _until_command(self) -> Work:
         """Keep the environments busy until the run ends or an evaluation is due."""
-        ask: asyncio.Task[Work] | None = None
         while True:
-            if ask is None:
+            if self._ask is None:
                 wanted = {group: runner.wanted() for group, runner in self._runners.items()}
-                ask = asyncio.ensure_future(
+                self._ask = asyncio.ensure_future(
                     self.line.acall("work", self.rank, wanted, self.copies.step)
                 )
             running = self._running()
             begin, idle = time.perf_counter(), not running
             with OCCUPATION.doing("waits for prompts", waiting=idle):
-                await asyncio.wait({ask, *running}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({self._ask, *running}, return_when=asyncio.FIRST_COMPLETED)
             if idle:
                 self._note_idle(since(begin))
             for runner in self._runners.values():
                 runner.check()
             self._thread.check()
-            if not ask.done():
+            if not self._ask.done():
                 continue
-            work, ask = ask.result(), None
+            work, self._ask = self._ask.result(), None
             self._record_rewards(work)
             for group, prompts in work.prompts.items():
                 for prompt in prompts:
