@@ -97,3 +97,24 @@ def test_an_error_leaves_no_question_to_the_exchange() -> None:
             runner.run(until_command())
         worker._close()
         assert asyncio.all_tasks(runner.get_loop()) == set()
+
+
+def test_a_part_that_cannot_be_closed_keeps_no_other_open() -> None:
+    closed = []
+
+    def part(name: str) -> Any:
+        def close() -> None:
+            closed.append(name)
+            raise ValueError(f"{name} stays open")
+
+        return SimpleNamespace(close=close)
+
+    with asyncio.Runner() as runner:
+        worker = rank_on(None, runner.get_loop(), groups=2)
+        worker._parts = {
+            group: cast(Any, SimpleNamespace(rollout=part(f"r{group}"), closes=[part(f"p{group}")]))
+            for group in range(2)
+        }
+        with pytest.raises(ValueError, match="stays open"):
+            worker._close()
+    assert closed == ["r1", "p1", "r0", "p0"]

@@ -2,10 +2,13 @@
 every rank.
 """
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from ranks_at_work import run_on_ranks
 
-from siirl.engine.rollout.rollout import check_failures
+from siirl.engine.rollout.rollout import Rollout, check_failures
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import SimulationFailed, TooManyFailures
@@ -85,3 +88,19 @@ def number_of_the_interrupt(ranks):
 
 def test_a_failing_rank_ends_the_step_on_every_rank():
     assert run_on_ranks(number_of_the_interrupt) == [15, 15]
+
+
+def test_environments_that_cannot_be_closed_keep_no_model() -> None:
+    async def close() -> None:
+        raise SimulationFailed("a server hangs")
+
+    closed: list[bool] = []
+    rollout = Rollout(
+        pool=cast(Any, SimpleNamespace(num_slots=1, close=close)),
+        engine=cast(Any, SimpleNamespace(close=lambda: closed.append(True))),
+        workflow=cast(Any, None),
+    )
+    with pytest.raises(SimulationFailed):
+        rollout.close()
+    rollout.loop.close()
+    assert closed == [True]

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from siirl.dag_worker.events import Event
@@ -110,10 +111,10 @@ class RolloutWorker:
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks))
         first = min(self.graph.agent_groups())
-        for group in sorted(parts, key=lambda group: group == first):  # one event loop for all
-            parts[group].rollout.close()
-            for part in parts[group].closes:
-                part.close()
+        with ExitStack() as closing:  # in reverse; an error keeps no other part open
+            for group in sorted(parts, key=lambda group: group != first):  # one event loop for all
+                for part in reversed((parts[group].rollout, *parts[group].closes)):
+                    closing.callback(part.close)
 
     # Commands
 

@@ -43,9 +43,11 @@ class Rollout(InferenceEngine):
 
     def close(self) -> None:
         """End the environments and release the model; safe to call twice."""
-        with OCCUPATION.doing("closes the environments"):
-            self.destroy()
-        self.engine.close()
+        try:
+            with OCCUPATION.doing("closes the environments"):
+                self.destroy()
+        finally:
+            self.engine.close()
 
     def engine_with_tokenizer(self) -> EngineWithTokenizer | None:
         """How this rollout's engine plays roles in other agent groups' environments; None: it
