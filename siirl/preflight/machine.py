@@ -274,8 +274,8 @@ def tensor_parallel_problems(
     key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={each}"
     if rollout.mode != "async":
         yield ConfigError(
-            f"{key}: with actor_rollout_ref.rollout.mode=sync vLLM runs in the rank's own process, "
-            "on one GPU: set mode=async, or make it 1."
+            f"{key}: vLLM runs in the rank's own process, on one GPU, unless "
+            "actor_rollout_ref.rollout.mode=async: set that, or make it 1."
         )
     if cluster.address is not None or trainer.nnodes > 1:
         return  # the cluster checks its devices when the run connects

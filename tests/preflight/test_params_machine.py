@@ -169,11 +169,11 @@ WIDTH = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 @pytest.mark.parametrize(
     ("words", "slots", "expected"),
     [
-        ([f"{WIDTH}=2"], (8, "GPU"), "mode=sync vLLM runs in the rank's own process"),
+        ([f"{WIDTH}=2"], (8, "GPU"), "vLLM runs in the rank's own process, on one GPU, unless"),
         (
             ["actor_rollout_ref.rollout.mode=null", f"{WIDTH}=2"],
             (8, "GPU"),
-            "mode=sync vLLM runs in the rank's own process",
+            "vLLM runs in the rank's own process, on one GPU, unless",
         ),
         (["actor_rollout_ref.rollout.mode=async", f"{WIDTH}=2"], (4, "CPU core"), "has none"),
         (

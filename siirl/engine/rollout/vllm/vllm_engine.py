@@ -236,12 +236,9 @@ class VLLMBase(TextEngineBase, abc.ABC):
             self.asleep = True
 
     def wake(self) -> None:
-        """Allocate the memory again; keys and values are empty.
-
-        PyTorch's allocator keeps what an update has freed, and vLLM cannot take memory from it. So
-        that memory goes back to the GPU first.
-        """
+        """Allocate the memory again; keys and values are empty."""
         if self.asleep:
+            # PyTorch's allocator keeps what an update has freed, and vLLM cannot take it from there
             torch.cuda.empty_cache()
             self._wait(self.vllm.wake_up())
             self.asleep = False
@@ -251,15 +248,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
     def _sampling(self, **options: Any) -> Any:
         from vllm import SamplingParams
 
-        return SamplingParams(
-            **{
-                "temperature": 1.0,
-                "logprobs": 0,
-                "ignore_eos": True,
-                "detokenize": False,
-                **options,
-            }
-        )
+        settings = {"temperature": 1.0, "logprobs": 0, "ignore_eos": True, "detokenize": False}
+        return SamplingParams(**settings | options)
 
     def _sampling_of(self, request: GenerationRequest) -> Any:
         from vllm.sampling_params import RequestOutputKind
