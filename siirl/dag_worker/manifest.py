@@ -22,12 +22,18 @@ TAKE_EARLIER = "Choose an earlier checkpoint."
 def resolve_checkpoint(path: Path) -> Path:
     """Resolve a checkpoint folder, a folder of checkpoints or a run folder to a checkpoint folder.
 
+    Among several checkpoints it is the one that the pointer names; without a pointer (a copy may
+    lack it) the one of the last step.
+
     Raises:
         CheckpointError: The path is none of these, or its pointer is damaged.
     """
     for folder in (path, path / "checkpoints"):
         if (folder / LATEST).is_file():
             path = folder / _newest(folder / LATEST)
+            break
+        if complete := _complete(folder):
+            path = complete[-1]
             break
     if not (path / MANIFEST).is_file():
         found = (
@@ -41,6 +47,17 @@ def resolve_checkpoint(path: Path) -> Path:
             f"checkpoints/ that contains {MANIFEST}. Found: {found or 'an empty folder'}."
         )
     return path
+
+
+def has_checkpoint(run: Path) -> bool:
+    """Whether a run folder has a checkpoint to resume from; it may be damaged."""
+    folder = run / "checkpoints"
+    return (folder / LATEST).is_file() or bool(_complete(folder))
+
+
+def _complete(folder: Path) -> list[Path]:
+    """Checkpoints in a folder, by step: their manifest is written last."""
+    return sorted(file.parent for file in folder.glob(f"step_*/{MANIFEST}"))
 
 
 def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class MetricWorker:
     def __init__(self, *, gather: Gather = only_rank, warns: bool = True) -> None:
         self._gather, self._warns = gather, warns
         self._records: list[Record] = []
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()  # names and problems
         self._warnings: list[str] = []
 
     def record(self, metrics: Any, *, prefix: str = "") -> None:
@@ -76,9 +76,9 @@ class MetricWorker:
         if self._warns:
             self._warnings.append(sentence)
 
-    def _warn(self, sentences: dict[str, str]) -> None:
-        for name, sentence in sentences.items():
-            if name not in self._warned:
+    def _warn(self, sentences: dict[tuple[str, str], str]) -> None:
+        for problem, sentence in sentences.items():
+            if problem not in self._warned:
                 logger.info(sentence)
                 self._warnings.append(sentence)
         self._warned |= sentences.keys()

@@ -5,11 +5,11 @@ import torch.
 from collections.abc import Iterator
 from pathlib import Path
 
+from siirl.dag_worker.manifest import has_checkpoint
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
 from siirl.params import sizes
 from siirl.params.paths import find
 from siirl.params.policies import LANGUAGE_MODEL
-from siirl.params.resume_line import NEWEST_CHECKPOINT
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import (
     CONFIG_FILE,
@@ -142,20 +142,18 @@ def find_resume(trainer: TrainingArguments) -> Path | None:
     if resume is None:
         return None
     if resume == "auto":
-        runs = (Path(trainer.output_dir).expanduser() / trainer.experiment_name).glob(
-            f"*/{NEWEST_CHECKPOINT}"
-        )
+        runs = (Path(trainer.output_dir).expanduser() / trainer.experiment_name).glob("*/")
         # run folders are named by time
-        return max((pointer.parent.parent for pointer in runs), default=None)
+        return max(filter(has_checkpoint, runs), default=None)
     path = Path(resume).expanduser()
     if not path.is_dir():
         raise MissingAssetError(
             f"trainer.resume={resume}: there is no such folder. Give a run folder, a checkpoint "
             "in it, or auto."
         )
-    if (path / "config.yaml").is_file() and not (path / NEWEST_CHECKPOINT).is_file():
+    if (path / "config.yaml").is_file() and not has_checkpoint(path):
         raise ConfigError(
             f"trainer.resume={resume}: this run has no checkpoint (there is no "
-            f"{NEWEST_CHECKPOINT} in it)."
+            "checkpoints/step_… in it)."
         )
     return path

@@ -215,10 +215,10 @@ def no_update_line(metrics: Mapping[str, Reduced]) -> str:
     reasons = ", ".join(
         f"{count:.0f} dropped: {reason.replace('_', ' ')}" for reason, count in dropped.items()
     )
-    left = metrics.get("reward/score") != [] and not metrics.get("advantage/abs_mean")
+    scored = metrics.get("reward/score") != [] and not metrics.get("advantage/abs_mean")
     cause = (
         "rewards within each group were identical"
-        if left
+        if scored and not dropped.get("by_filter")
         else "no trajectory with an advantage was left"
     )
     return f"Policy not updated: {cause}" + (f" ({reasons})" if reasons else "")

@@ -54,18 +54,17 @@ def combine(records: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
     return combined
 
 
-def complaints(records: Iterable[Mapping[str, Value]]) -> dict[str, str]:
-    """Problems with the metrics of a step, one sentence per name.
+def complaints(records: Iterable[Mapping[str, Value]]) -> dict[tuple[str, str], str]:
+    """Problems with the metrics of a step: one sentence for each name and problem.
 
-    A metric may be undeclared, not a number, or of another kind than declared.
+    A metric may be `undeclared`, `left out` because it is not a number, or `of another kind` than
+    declared.
     """
-    found: dict[str, str] = {}
+    found: dict[tuple[str, str], str] = {}
     for name, values in _by_name(records).items():
         declared = find_declaration(name)
-        sentences = (_complaint(name, value, declared) for value in values)
-        sentence = next((sentence for sentence in sentences if sentence is not None), None)
-        if sentence is not None:
-            found[name] = sentence
+        for problem, sentence in filter(None, (_complaint(name, v, declared) for v in values)):
+            found.setdefault((name, problem), sentence)
     return found
 
 
@@ -114,14 +113,15 @@ def _kind(value: Value) -> Reduction | None:
     return Reduction.RANK_MEAN if isinstance(value, numbers.Real) else Reduction.DISTRIBUTION
 
 
-def _complaint(name: str, value: Value, declared: Metric | None) -> str | None:
+def _complaint(name: str, value: Value, declared: Metric | None) -> tuple[str, str] | None:
+    """Problem and sentence."""
     if isinstance(value, Unusable):
-        return (
+        return "left out", (
             f"Metric {name!r:.100} is left out: only a number or a list of numbers can be logged, "
             f"but this is {value.what}."
         )
     if declared is None:
-        return (
+        return "undeclared", (
             f"Metric {name!r:.100} is not declared: its mean over ranks is logged, or all "
             "values of a list. siirl.reporting.metrics.register_metric declares another reduction."
         )
@@ -129,7 +129,7 @@ def _complaint(name: str, value: Value, declared: Metric | None) -> str | None:
     if _kind(value) is takes:
         return None
     counted = _COUNTED[takes]
-    return (
+    return "of another kind", (
         f"Metric {name!r:.100} ({declared.reduction.value}) takes {_WANTED[takes]}; got "
         f"{value!r:.80}, which counts as {counted}."
     )

@@ -182,3 +182,16 @@ def test_metrics_that_are_not_a_mapping_are_named() -> None:
         "Metric 'metrics of a node' is left out: only a number or a list of numbers can be logged, "
         "but this is of type list.",
     )
+
+
+@pytest.mark.odd_metrics
+def test_a_metric_that_turns_from_a_number_to_text_is_warned_of_again_and_then_not() -> None:
+    worker, told = MetricWorker(), []
+    for value in (1.0, "text", 2.0, "other"):
+        worker.record({"own": value})
+        worker.reduce()
+        told += worker.take_warnings()
+    assert [sentence.partition(":")[0] for sentence in told] == [
+        "Metric 'own' is not declared",
+        "Metric 'own' is left out",
+    ]

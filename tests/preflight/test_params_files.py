@@ -10,6 +10,7 @@ from huggingface_hub import save_torch_state_dict
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
+from siirl.dag_worker.manifest import resolve_checkpoint
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.params.parser import parse_config
 from siirl.params.paths import asset_path, config_dir, find
@@ -303,6 +304,18 @@ def test_auto_takes_the_newest_run_that_has_a_checkpoint(tmp_path: Path) -> None
     wanted = make_run(tmp_path, "2026-01-02", steps=2)
     make_run(tmp_path, "2026-01-03", steps=0)
     assert resume(tmp_path, "auto") == wanted
+
+
+def test_a_run_whose_pointer_is_missing_resumes_all_the_same(tmp_path: Path) -> None:
+    run = tmp_path / "x" / "2026-01-01"
+    for step in (2, 10):
+        folder = run / "checkpoints" / f"step_{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    (run / "checkpoints" / "step_00000011").mkdir()
+    (run / "config.yaml").write_text("")
+    assert resume(tmp_path, "auto") == resume(tmp_path, str(run)) == run
+    assert resolve_checkpoint(run).name == "step_00000010"
 
 
 def test_auto_starts_anew_where_there_is_nothing(tmp_path: Path) -> None:

@@ -247,6 +247,10 @@ def test_a_step_without_an_update_has_the_reason_below_its_dashes() -> None:
             "Policy not updated: rewards within each group were identical",
         ),
         (
+            {"actor/updates": 0.0, "reward/score": [0.0, 1.0], "sampling/dropped_by_filter": 2.0},
+            "Policy not updated: no trajectory with an advantage was left (2 dropped: by filter)",
+        ),
+        (
             {"actor/updates": 0.0, "reward/score": []},
             "Policy not updated: no trajectory with an advantage was left",
         ),

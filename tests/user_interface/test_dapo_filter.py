@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
+from siirl.algos.filters import FILTERS
 from siirl.engine.training.collectives import OneProcess
 from siirl.params.parser import parse_config
 from siirl.user_interface.filter_interface.dapo import dynamic_sampling, prompts_to_draw
@@ -184,3 +185,22 @@ def test_groups_are_judged_over_the_rows_of_all_ranks():
 )
 def test_the_number_of_new_prompts_follows_the_share_of_kept_groups(missing, kept, drawn, expected):
     assert prompts_to_draw(missing=missing, kept=kept, drawn=drawn, most=12, ranks=2) == expected
+
+
+def nothing(values_B, **columns):
+    return torch.zeros_like(values_B, dtype=torch.bool)
+
+
+def test_what_an_own_filter_drops_is_counted_as_dropped_by_the_filter(monkeypatch):
+    monkeypatch.setitem(FILTERS, "nothing", nothing)
+    rows = batch({0: [1.0, 0.0]})
+    rows["env_return"], rows["response_mask"] = torch.ones(2), torch.ones(2, 2, dtype=torch.long)
+    rows["task_name"] = NonTensorStack("a", "a")
+    output = sample(
+        rows,
+        "algorithm.filter.name=nothing",
+        "algorithm.filter.max_refills=0",
+    )
+    assert len(output.batch) == 0
+    assert output.metrics["sampling/dropped_by_filter"] == 2.0
+    assert "sampling/dropped_without_signal" not in output.metrics

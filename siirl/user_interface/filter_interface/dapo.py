@@ -44,7 +44,8 @@ def dynamic_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     group_B, mine = context.ranks.gather_rows(batch["index"])
     keep_B = _keep(batch, context, group_B)
     groups_G = group_B[keep_B].unique()  # ascending, the order of the prompts
-    dropped: dict[str, Value] = {"sampling/dropped_without_signal": float((~keep_B[mine]).sum())}
+    reason = "without_signal" if algorithm.filter.name is None else "by_filter"
+    dropped: dict[str, Value] = {f"sampling/dropped_{reason}": float((~keep_B[mine]).sum())}
     missing = wanted - len(groups_G)
     if missing > 0 and context.round < algorithm.filter.max_refills:
         more = prompts_to_draw(
