@@ -33,7 +33,7 @@ WORKFLOW = {
         },
         {
             "node_id": "share",
-            "func": "siirl.dag_worker.stages:data_rebalance",
+            "func": "workflow_filters:share",
             "dependencies": ["function_reward"],
             "node_type": "COMPUTE",
             "node_role": "DEFAULT",
@@ -48,6 +48,13 @@ WORKFLOW = {
         },
     ],
 }
+FUNCTIONS = """
+def everything(sample):
+    return True
+
+def share(*, batch, node):
+    return batch
+"""
 VALUES = [
     *(
         None,
@@ -88,7 +95,7 @@ ABSENT = (
 @pytest.fixture(autouse=True)
 def workflow_filters(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("modules")
-    (folder / "workflow_filters.py").write_text("def everything(sample):\n    return True\n")
+    (folder / "workflow_filters.py").write_text(FUNCTIONS)
     (folder / "workflow_raises.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(folder))
 

@@ -6,15 +6,13 @@ from collections.abc import Collection
 
 from siirl.errors import ConfigError
 from siirl.execution.dag.node import Node, NodeType
+from siirl.execution.dag.node_config import BUFFER
 from siirl.execution.dag.task_graph import TaskGraph
-
-NAME = "buffer"
-"""Key of `Node.config`, and the default name of a buffer."""
 
 
 def buffer_of(node: Node) -> str:
-    """The buffer of a PUT_TO_BUFFER or GET_FROM_BUFFER node."""
-    return str(node.config.get(NAME, NAME))
+    """The buffer of a PUT_TO_BUFFER or GET_FROM_BUFFER node; without a name it is `buffer`."""
+    return str(node.config.get(BUFFER, BUFFER))
 
 
 def check_buffers(graph: TaskGraph) -> None:
@@ -31,7 +29,7 @@ def check_buffers(graph: TaskGraph) -> None:
                 f"Node {node.node_id!r} of graph {graph.graph_id!r} takes from buffer "
                 f"{buffer_of(node)!r}, which {len(filling)} nodes before it fill "
                 f"({', '.join(filling) or 'none'}). Let it depend on one PUT_TO_BUFFER node with "
-                f"the same name: config: {{{NAME}: NAME}}."
+                f"the same name: config: {{{BUFFER}: NAME}}."
             )
     for node in _of_type(graph, NodeType.PUT_TO_BUFFER):
         after = [other for other in graph.nodes if node.node_id in graph.get_ancestors(other)]
@@ -41,7 +39,7 @@ def check_buffers(graph: TaskGraph) -> None:
                 f"Node {node.node_id!r} of graph {graph.graph_id!r} fills buffer "
                 f"{buffer_of(node)!r}, from which {len(taking)} nodes after it take "
                 f"({', '.join(taking) or 'none'}). Let one GET_FROM_BUFFER node with the same "
-                f"name depend on it: config: {{{NAME}: NAME}}."
+                f"name depend on it: config: {{{BUFFER}: NAME}}."
             )
 
 

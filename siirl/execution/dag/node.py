@@ -9,7 +9,7 @@ function without a declaration are recorded when it has run. Left out: which pro
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,6 +25,7 @@ from siirl.execution.dag.function_names import (
     describe,
     resolve_function,
 )
+from siirl.execution.dag.node_config import BUFFER, MODEL_PARAMETERS, check_config
 from siirl.execution.dag.node_output import NodeOutput
 
 
@@ -67,6 +68,9 @@ class NodeStatus(Enum):
 
 
 REPEATABLE_TYPES = frozenset({NodeType.COMPUTE, NodeType.CUSTOM})
+BUFFER_TYPES = frozenset({NodeType.PUT_TO_BUFFER, NodeType.GET_FROM_BUFFER})
+MODEL_ROLES = frozenset({NodeRole.ACTOR, NodeRole.CRITIC, NodeRole.ROLLOUT, NodeRole.REFERENCE})
+MODEL_TYPES = frozenset({NodeType.MODEL_TRAIN, NodeType.MODEL_INFERENCE})
 
 
 @dataclass(eq=False)
@@ -86,7 +90,7 @@ class Node:
     """Resource group whose ranks run it; None: by its role (`resource_groups`)."""
     dependencies: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
-    """Settings of the node; its function reads them from `node.config`."""
+    """Settings of the node; its function reads them from `node.config` (`node_config`)."""
     executable_ref: str | Callable[..., Any] | None = None
     """`module:Class.method`, `module.function` or a callable; None passes the batch on."""
     filter_plugin: str | Callable[..., bool] | None = None
@@ -112,6 +116,11 @@ class Node:
     status: NodeStatus = field(default=NodeStatus.PENDING, init=False)
 
     def __post_init__(self) -> None:
+        settings: object = self.config  # a user's pipeline may be untyped
+        if not isinstance(settings, Mapping):
+            raise ConfigError(
+                f"Node {self.node_id!r}: config must be a mapping, but is {settings!r:.80}."
+            )
         if self.retry_limit < 0:
             raise ConfigError(f"Node {self.node_id!r}: retry_limit={self.retry_limit} is negative.")
         if self.retry_limit and self.node_type not in REPEATABLE_TYPES:
@@ -131,6 +140,11 @@ class Node:
     def label(self) -> str:
         """Name of the node in messages."""
         return f"node {self.node_id!r}"
+
+    @property
+    def runs_a_model(self) -> bool:
+        """Whether its work grows with the size of a model."""
+        return self.node_role in MODEL_ROLES and self.node_type in MODEL_TYPES
 
     @property
     def syncs_weights(self) -> bool:
@@ -188,13 +202,14 @@ class Node:
         self.requires = self._together(self.requires, self.optional_columns & frozenset(names))
 
     def check(self) -> None:
-        """Import the functions and check their signatures; UnknownNameError or ConfigError on a
-        mismatch.
+        """Import the functions and check their signatures, and `config`; UnknownNameError or
+        ConfigError on a mismatch.
         """
         if self.executable is not None:
             check_signature(self.executable, owner=self.label)
         if self.filter is not None:
             self._check_filter(self.filter)
+        check_config(self.config, self.executable, read=self._keys_read(), owner=self.label)
 
     def copy(self) -> "Node":
         """A copy of the node that has not run, with its own containers."""
@@ -267,6 +282,11 @@ class Node:
                 "an error that gives the reason instead."
             ) from error
         self.status = NodeStatus.COMPLETED
+
+    def _keys_read(self) -> frozenset[str]:
+        """Keys of `config` that siirl reads from such a node."""
+        keys = {BUFFER: self.node_type in BUFFER_TYPES, MODEL_PARAMETERS: self.runs_a_model}
+        return frozenset(key for key, is_read in keys.items() if is_read)
 
     def _check_filter(self, filter_plugin: Callable[..., bool]) -> None:
         """Refuse a filter that is never called, or that cannot be called with a SampleInfo."""

@@ -9,15 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.execution.dag.node import Node, NodeRole, NodeType
+from siirl.execution.dag.node import NodeRole
+from siirl.execution.dag.node_config import MODEL_PARAMETERS
 from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.task_loader import discover_and_split_parallel_paths
 from siirl.execution.scheduler.enums import ApportionStrategy
 from siirl.params.build import as_text
-
-MODEL_PARAMETERS = "model_parameters"  # key of Node.config: parameter count of the node's model
-MODEL_ROLES = frozenset({NodeRole.ACTOR, NodeRole.CRITIC, NodeRole.ROLLOUT, NodeRole.REFERENCE})
-MODEL_TYPES = frozenset({NodeType.MODEL_TRAIN, NodeType.MODEL_INFERENCE})
 
 
 class TaskScheduler:
@@ -144,7 +141,7 @@ def estimate_graph_model_params(graph: TaskGraph) -> int:
     """
     sizes: dict[tuple[NodeRole, int], int] = {}
     for node in graph.nodes.values():
-        if node.skip_reason is None and _runs_a_model(node):
+        if node.skip_reason is None and node.runs_a_model:
             key = (node.node_role, node.agent_group)
             sizes[key] = max(sizes.get(key, 0), int(node.config.get(MODEL_PARAMETERS, 0)))
     return sum(sizes.values()) or len(sizes)
@@ -212,9 +209,5 @@ def fill_in_sizes(graph: TaskGraph, *, parameters: Mapping[int, int]) -> None:
     one.
     """
     for node in graph.nodes.values():
-        if _runs_a_model(node):
+        if node.runs_a_model:
             node.config.setdefault(MODEL_PARAMETERS, parameters[node.agent_group])
-
-
-def _runs_a_model(node: Node) -> bool:
-    return node.node_role in MODEL_ROLES and node.node_type in MODEL_TYPES
