@@ -33,9 +33,12 @@ async def describe(argument: Mapping[str, str]) -> dict[str, str]:
     return {"failure": "raised", "message": f"making it raised {describe_error(outcome)}."}
 
 
-async def _made(name: str, reference: str, kwargs: dict[str, Any]) -> bytes:
+async def _made(name: str, reference: str, kwargs: dict[str, Any]) -> bytes | KeyboardInterrupt:
     ENVS.setdefault(name, reference)
-    spec = make_env(name, **kwargs).spec
+    try:
+        spec = make_env(name, **kwargs).spec
+    except KeyboardInterrupt as raised:  # by its constructor; it would end the event loop
+        return raised
     if not isinstance(spec, EnvSpec):
         raise ValueError(
             f"Environment {name!r} has a spec of type {type(spec).__name__}; "

@@ -14,6 +14,7 @@ import math
 import os
 import pkgutil
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -89,4 +90,8 @@ def _send(answers: BinaryIO, answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # the parent reports it; a traceback would precede its sentence
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
