@@ -52,7 +52,9 @@ class RaisedError(NamedTuple):
         kind: Literal["episode", "fault"] = (
             "episode" if isinstance(error, EpisodeFailed) else "fault"
         )
-        return cls(kind=kind, summary=f"{type(error).__name__}: {text_of(error)}", trace=trace)
+        text = text_of(error)
+        named = type(error).__name__
+        return cls(kind=kind, summary=f"{named}: {text}" if text else named, trace=trace)
 
 
 class Answers(NamedTuple):

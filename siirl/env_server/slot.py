@@ -259,10 +259,16 @@ class Slot:
         self._episode = None
         message = (
             f"The episode with seed {episode.seed} and options {episode.options} could not be "
-            f"simulated: {reason}."
+            f"simulated: {_ended(reason)}"
         )
         logger.error(message)
         raise SimulationFailed(message)
+
+
+def _ended(reason: str) -> str:
+    """`reason` with a full stop, unless it ends with the lines of a traceback."""
+    reason = reason.rstrip()
+    return reason if "\n" in reason else f"{reason.rstrip('.')}."
 
 
 def own_actions(actions: Any) -> Any:

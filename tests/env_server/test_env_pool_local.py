@@ -12,7 +12,7 @@ from virtual_time import run_in_virtual_time
 
 from envs.base import FrameRequest
 from siirl.env_server.pool import EnvPool
-from siirl.env_server.server import EnvServer, Request
+from siirl.env_server.server import EnvServer, RaisedError, Request
 from siirl.errors import ConfigError, SimulationFailed
 from siirl.occupation import OCCUPATION
 
@@ -215,8 +215,14 @@ def test_an_episode_that_cannot_be_replayed_fails_at_once_with_the_reason(tmp_pa
         "replayable=False. Last: raised: server 1 of 2 (probe_envs:FaultyEnv): step_chunk raised "
         "RuntimeError: the sim" in str(said)
     )
+    assert str(said).endswith("\nRuntimeError: the simulation diverged")
     assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
     assert not any("is replayed" in record.message for record in caplog.records)
+
+
+def test_an_error_without_text_is_named_by_its_type():
+    said = RaisedError.of(RuntimeError())
+    assert (said.summary, said.trace) == ("RuntimeError", "\nRuntimeError\n")
 
 
 def test_an_episode_between_two_calls_gets_the_reason_of_its_servers_replacement(tmp_path):
