@@ -6,6 +6,7 @@ It loads the graph and registered names, checks policy, reward and machine, and 
 import importlib.util
 import inspect
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ from siirl.preflight.make_plan import make_plan, together
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
 from siirl.preflight.plan import Machine, Plan, ResumePoint
-from siirl.reporting.config_difference import read_config
+from siirl.reporting.config_difference import is_damaged, read_config
 from siirl.reporting.metric_writers import check_loggers
 from siirl.reporting.run_folder import CONFIG_FILE
 
@@ -93,7 +94,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
     check_loggers(config.trainer.logger)
     begins = check_resume(config)
     plans: dict[int, Plan] = {}
-    warnings: list[str] = []
+    warnings = list(_unread_config(config.trainer.resume))
     for group in graph.agent_groups():
         own = config_of_group(config, group)
         own_spec = spec if own is config else describe_env(own)
@@ -227,6 +228,17 @@ def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None
             f"{place}: that run has {MODEL_POLICY}={its}, but this job has {own}. Repeat the words "
             f"of its command, or add --config {file}."
         )
+
+
+def _unread_config(resume: str | None) -> Iterator[str]:
+    """A warning if the configuration of the resumed run could not be compared with this one's."""
+    if resume is not None:
+        file = resolve_checkpoint(Path(resume)).parent.parent / CONFIG_FILE
+        if is_damaged(file):
+            yield (
+                f"{file} is damaged, so whether this job's configuration fits the run that it "
+                "resumes was not checked."
+            )
 
 
 def load_graph(config: SiiRLArguments) -> TaskGraph:

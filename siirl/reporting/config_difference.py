@@ -78,14 +78,23 @@ def flat(tree: Any, known: Mapping[str, Key], place: str = "") -> Iterator[tuple
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Nested values of a config.yaml; empty if it is missing or damaged."""
+    """Nested values of a config.yaml; empty if it is missing or damaged (`is_damaged`)."""
+    return _values(file) or {}
+
+
+def is_damaged(file: Path) -> bool:
+    """Whether a config.yaml is there, but not readable as one."""
+    return file.is_file() and not _values(file)
+
+
+def _values(file: Path) -> dict[str, Any] | None:
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     try:
         check_expansion(text)
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
-        return {}
-    return tree if isinstance(tree, dict) else {}
+        return None
+    return tree if isinstance(tree, dict) else None
 
 
 def _plain(value: Any) -> Any:

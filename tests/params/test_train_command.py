@@ -229,6 +229,29 @@ def test_a_run_of_another_model_is_refused_with_its_own_configuration(
     )
 
 
+@pytest.mark.parametrize(
+    ("content", "warned"),
+    [
+        (b"{", True),
+        (b"", True),
+        (b"\x00\xff", True),
+        (b"- a\n", True),
+        (b"trainer: {seed: 1}\n", False),
+        (None, False),
+    ],
+)
+def test_a_damaged_configuration_of_the_resumed_run_is_a_warning(
+    content: bytes | None, warned: bool, three_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (three_steps / "config.yaml").write_bytes(content)
+    words = [f"trainer.resume={three_steps}", "trainer.total_steps=4"]
+    assert main(["--plan", *GYM, *words]) == 0
+    captured = capsys.readouterr()
+    said = one_line(captured.out + captured.err)
+    assert said.count("config.yaml is damaged, so whether this job's") == warned
+
+
 def one_line(text: str) -> str:
     """A plan without its line breaks and indents."""
     return " ".join(text.split())
