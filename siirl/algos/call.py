@@ -43,8 +43,8 @@ def check_arguments(function: Callable[..., Any], *, known: Collection[str], kin
     """
     if not callable(function):
         raise ConfigError(
-            f"{function!r:.80} is of type {type(function).__name__} and cannot be called; a {kind} "
-            "is a function."
+            f"{function!r:.80} is of type {type(function).__name__} and cannot be called: "
+            f"the {kind} must be a function."
         )
     parameters = parameters_of(function, kind=kind)
     for name, parameter in parameters.items():
@@ -52,8 +52,8 @@ def check_arguments(function: Callable[..., Any], *, known: Collection[str], kin
             continue
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
             raise ConfigError(
-                f"Argument {name!r} of {kind} {name_of(function)} is positional-only; a {kind} is "
-                "called by name."
+                f"Argument {name!r} of {kind} {name_of(function)} is positional-only, but its "
+                "arguments are passed by name."
             )
         if parameter.default is inspect.Parameter.empty and name not in known:
             raise ConfigError(

@@ -159,8 +159,9 @@ def _out_of_bounds(
         return [] if fault is None else [ConfigError(f"{place} ({source}) {fault}")]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return []
+    if not math.isfinite(value):
+        return [ConfigError(f"{place}={as_text(value)} ({source}) must be a finite number.")]
     bounds = (
-        ("a finite number", not math.isfinite(value)),
         (
             f"at least {metadata.get('minimum')}",
             metadata.get("minimum") is not None and value < metadata["minimum"],

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params.aliases import Assignment
 from siirl.params.config_groups import OPTIONAL_GROUPS, PRIMARY, options
-from siirl.params.paths import config_dir, usable_path
+from siirl.params.paths import config_dir, usable_path, why_no_file
 from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.params.yaml_text import check_expansion
 
@@ -107,8 +107,9 @@ def load_file(path: Path) -> DictConfig:
         ConfigError: It cannot be read, or its content is not a mapping of keys.
     """
     if not usable_path(str(path), key="--config").is_file():
-        found = "is a folder: name a file in it" if path.is_dir() else "there is no such file"
-        raise MissingAssetError(f"--config {path}: {found}, for example a run's config.yaml.")
+        raise MissingAssetError(
+            f"--config {path}: {why_no_file(path)}, for example a run's config.yaml."
+        )
     try:
         check_expansion(path.read_text(encoding="utf-8"))
         loaded = OmegaConf.load(path)

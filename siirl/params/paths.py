@@ -64,6 +64,13 @@ def usable_path(text: str, *, key: str) -> Path:
     return Path(text).expanduser()
 
 
+def why_no_file(path: Path) -> str:
+    """Follows a key's value in messages about a `path` that is not a regular file."""
+    if path.is_dir():
+        return "is a folder: name a file in it"
+    return "is not a regular file" if path.exists() else "there is no such file"
+
+
 def _bytes(name: str) -> int:
     return len(os.fsencode(name))
 

@@ -8,7 +8,7 @@ from typing import Any
 from envs.deadlines import SHORTEST_DEADLINE_S
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.fields import option
-from siirl.params.paths import usable_path
+from siirl.params.paths import usable_path, why_no_file
 from siirl.params.references import check_reference, is_reference
 from vjepa.reward_settings import TrajectoryRewardConfig
 
@@ -263,9 +263,10 @@ def _data_sources(given: Any, *, place: str) -> tuple[str, ...]:
 
 def _check_place(part: RewardPart, *, place: str) -> None:
     if part.path is not None:
-        if not usable_path(part.path, key=f"{place}.path").is_file():
+        file = usable_path(part.path, key=f"{place}.path")
+        if not file.is_file():
             raise ConfigError(
-                f"{place}.path={part.path}: there is no such file. Give the Python file that "
+                f"{place}.path={part.path}: {why_no_file(file)}. Give the Python file that "
                 f"defines {part.name!r}."
             )
         if not part.name.isidentifier():

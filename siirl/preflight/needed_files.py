@@ -8,7 +8,7 @@ from pathlib import Path
 from siirl.dag_worker.manifest import has_checkpoint
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
 from siirl.params import sizes
-from siirl.params.paths import find
+from siirl.params.paths import find, why_no_file
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import (
@@ -47,12 +47,10 @@ def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
     if sizes.needs_video(config.reward) and config.reward.encoder is not None:
         problems += _encoder(config.reward.encoder)
         problems += _demonstrations(config.reward.demonstrations)
-    if config.dag.workflow_file is not None and not Path(config.dag.workflow_file).is_file():
-        problems.append(
-            MissingAssetError(
-                f"dag.workflow_file={config.dag.workflow_file}: there is no such file."
-            )
-        )
+    workflow = config.dag.workflow_file
+    if workflow is not None and not Path(workflow).is_file():
+        found = why_no_file(Path(workflow))
+        problems.append(MissingAssetError(f"dag.workflow_file={workflow}: {found}."))
     return problems
 
 

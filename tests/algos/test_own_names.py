@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from siirl.algos.advantages import register_adv_est
 from siirl.algos.aggregation import AGGREGATIONS, Aggregation, register_aggregation
 from siirl.algos.filters import keep_by_name, register_filter
 from siirl.algos.kl import kl_estimate, register_kl_estimator
@@ -87,3 +88,11 @@ def test_a_name_is_taken_once() -> None:
         )
     with pytest.raises(ConfigError, match="Filter 'zero_variance' is already zero_variance_keep"):
         register_filter("zero_variance")(lambda group_B: group_B > 0)
+
+
+def test_what_is_no_function_is_refused_with_its_kind():
+    with pytest.raises(
+        ConfigError,
+        match=r"'text' is of type str and .* the advantage estimator must be a function",
+    ):
+        register_adv_est("mine")("text")

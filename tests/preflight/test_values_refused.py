@@ -382,3 +382,24 @@ def test_help_leaves_out_a_name_that_is_always_refused(
 ) -> None:
     assert main(("--help",)) == 0
     assert name not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_a_number_that_is_not_finite_is_one_problem(value, capsys) -> None:
+    assert refused((f"trainer.grace_s={value}",), capsys) == (
+        f"siirl: trainer.grace_s={value} (command line) must be a finite number.\n"
+    )
+
+
+def test_a_workflow_file_that_is_no_regular_file_is_said_to_be_there(tmp_path, capsys) -> None:
+    said = refused((f"dag.workflow_file={tmp_path}",), capsys)
+    assert f"dag.workflow_file={tmp_path}: is a folder: name a file in it." in said
+    said = refused(("dag.workflow_file=/dev/zero",), capsys)
+    assert "dag.workflow_file=/dev/zero: is not a regular file." in said
+    said = refused((f"dag.workflow_file={tmp_path}/none.yaml",), capsys)
+    assert "/none.yaml: there is no such file." in said
+
+
+def test_a_device_is_no_file_of_keys(capsys) -> None:
+    said = refused(("--config", "/dev/zero"), capsys)
+    assert "--config /dev/zero: is not a regular file, for example" in said
