@@ -7,6 +7,7 @@
 import abc
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,15 +102,16 @@ class WorkerComponents:
             self.context.critic.load_state_dict(state["critic"])
 
     def close(self) -> None:
-        """Close environments, rewards, the prompt loader and the episode files.
+        """Close environments, rewards, the prompt loader and the episode files, even if some raise.
 
         A checkpoint that is still being written gets `trainer.grace_s` seconds to finish.
         """
-        self.checkpoints.close(within_s=self.context.config.trainer.grace_s)
-        self.rollout.close()
-        self.episode_log.close()
-        self.context.reward.close()
-        self.context.require_loader().close()
+        with ExitStack() as closing:  # in reverse
+            closing.callback(self.context.require_loader().close)
+            closing.callback(self.context.reward.close)
+            closing.callback(self.episode_log.close)
+            closing.callback(self.rollout.close)
+            self.checkpoints.close(within_s=self.context.config.trainer.grace_s)
 
 
 def make_pool(env: EnvArguments, *, cluster: str, ranks: Collectives) -> EnvPool:
