@@ -29,6 +29,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
+from siirl.engine.rollout import outer_task
 from siirl.engine.rollout.acting import ActRequest, ActResponse
 from siirl.engine.rollout.engine import RolloutEngine
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse, TextEngine
@@ -101,7 +102,7 @@ class InferenceEngine:
     def initialize(self) -> Self:
         """Start the environments; returns itself."""
         if self.pool is not None:
-            self.loop.run_until_complete(self.pool.start())
+            outer_task.run(self.loop, self.pool.start())
         return self
 
     def destroy(self) -> None:
@@ -302,7 +303,7 @@ class InferenceEngine:
                 "No submitted episode is left to wait for: submit as many as you need, plus "
                 "replacements for rejected ones."
             )
-        self.loop.run_until_complete(self._oldest_or_error(until))
+        outer_task.run(self.loop, self._oldest_or_error(until))
         for entry in self._submitted:
             error = entry.task.exception() if entry.task.done() else None
             if error is not None:
@@ -340,7 +341,7 @@ class InferenceEngine:
         In a script Ctrl-C raises. The episodes are cancelled first: otherwise each would raise when
         its environment is closed.
         """
-        task = self.loop.create_task(episodes)
+        task = outer_task.OuterTask(episodes, loop=self.loop)
 
         def break_off() -> None:
             if STOP.requested:
@@ -350,9 +351,9 @@ class InferenceEngine:
             with STOP.waking(lambda: self.loop.call_soon_threadsafe(break_off)):
                 break_off()  # STOP may have been requested before
                 return self.loop.run_until_complete(task)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             if not STOP.requested:
-                raise
+                raise task.failure() or cancelled from None
             return None
         finally:
             task.cancel()
