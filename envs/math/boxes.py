@@ -33,9 +33,11 @@ from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
 from envs.math.sentences import (
     RETRACTION,
     SURROUNDINGS,
+    TAIL,
     contradicts_in_its_clause,
     corrections,
     first_sentence,
+    is_factorial,
     sentence_begin,
     taken_back,
 )
@@ -74,6 +76,8 @@ OPERATED = re.compile(
     r"|\\(?:times|cdot|div|pm|le|ge|leq|geq|neq?|pi|sqrt|[dt]?frac"
     r"|(?:f|b|frame)?box(?:ed)?)(?![a-z]))"
 )
+EXCLAIMED = re.compile(r"!+[\s*_`.]*")
+"""The end of an exclamation; in `$\\boxed{5}!$` it is a factorial."""
 ANOTHER_CASE = re.compile(r"[,;] (?:and )?[$\\(]*-?[0-9][0-9.,]*[$\\)]* (?:for|if|when)\b")
 """`18 for odd n, 20 for even n`"""
 IN_BRACKETS = re.compile(r"\(([^()0-9A-Za-z]{1,10})\)")
@@ -115,6 +119,8 @@ def boxed_answer(text: str, mark: Mark, marks: deque[Mark], *, question: str) ->
     if closers is not None and after[:1] not in "^_":
         after = after[closers.end() :]
     sentence, rest = first_sentence(after)
+    if EXCLAIMED.fullmatch(sentence) and not is_factorial(content, text[-TAIL:]):
+        sentence = ""
     sentence = sentence.rstrip(" .$")
     sentence = without_explanations(TAG_END.split(sentence, maxsplit=1)[0])
     if attached is not None and not is_unit(attached[0]):

@@ -179,6 +179,7 @@ def stated_value(sentence: str, *, text: str, question: str) -> str | None:
         return None  # the sentence compares an earlier conclusion
     if TENTATIVE.search(sentence) or has_foreign_word(sentence):
         return None
+    sentence = without_exclamation(sentence, f"{question}\n{text}", bare=False)
     sentence = sentence.removeprefix("> ").replace("**", "").replace("__", "")
     sentence = QUOTED.sub(r"\1", sentence)
     sentence = without_explanations(DRESSED_OPTION.sub("", sentence))

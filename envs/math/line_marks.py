@@ -63,8 +63,8 @@ def lined_answer(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
         statement = statement.strip()
     else:
         statement, rest = _after_line_mark(text, mark.end)
-        if mark.kind != "hash":
-            statement = without_exclamation(statement, f"{question}\n{text[-TAIL:]}")
+    bare = mark.kind not in ("hash", "tag")
+    statement = without_exclamation(statement, f"{question}\n{text[-TAIL:]}", bare=bare)
     lead = text[sentence_begin(text, mark.start) : mark.start]
     spoilt = (
         (mark.kind == "phrase" and (_is_imagined(text, lead, mark) or is_attributed(lead)))

@@ -15,6 +15,7 @@ from envs.math.notation import numeral
 from envs.math.plain_text import DRESS
 from envs.math.provisional import DOUBT, PROVISIONAL, words_asked
 from envs.math.quantities import read_quantity
+from envs.math.sentences import without_exclamation
 from envs.math.statements import read_statement
 from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, is_expression, is_plain_label, is_value
 from envs.math.vocabulary import ALTERNATIVES, CHANGING, DATES, HEDGES, LINKS, WORDS, words
@@ -38,6 +39,7 @@ def alone_on_line(line: str, *, question: str, whole: bool) -> str | None:
     if CUT_OFF.search(line) or (bullet is not None and not names_a_total(line)):
         return None
     line = line if bullet is None else line[bullet.end() :]
+    line = without_exclamation(line, line, bare=False)
     inside = without_markup(line.replace("**", " ") if ":" in line else line)
     for emphasised in EMPHASISED:
         inside = emphasised.sub(r"\2", inside)

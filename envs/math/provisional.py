@@ -73,6 +73,23 @@ HARMFUL = PROVISIONAL | CHANGING | words("too alone loss discount")
 FREE = words("total maximum minimum only just exactly final left over up single some any")
 """Words after a value that leave it unchanged."""
 NUMBER_WORDS = NUMERALS - words("one some any all few many several single first")
+COUNTED_IN = re.compile(
+    r"\b(?:incl|excl|includ\w*|exclud\w*|inclusive|exclusive|count(?:s|ed|ing)?|with|without|if"
+    r"|when|plus|makes? it)\b",
+    re.IGNORECASE,
+)
+_OTHER = rf"[$*\\(]{{0,3}}(-?[0-9][0-9.,]*+|(?:{'|'.join(sorted(NUMBER_WORDS))})\b)"
+OTHERWISE = re.compile(
+    rf"(?:^|[,;:] )(?:a total of |(?:the|in) total,? (?:is )?)?{_OTHER}"
+    r"(?= ?$| (?:with|without|if|when|incl|excl|count)[a-z]*\b)"
+    rf"|: {_OTHER}(?= [a-z]+(?: [a-z]+)?$)"
+    rf"|\b(?:it|that|this|there|they|total|count) (?:would |will )?(?:is|are|be|makes?|becomes?) "
+    rf"(?:a total of )?{_OTHER}"
+    rf"|\bmakes? (?:it )?{_OTHER}",
+    re.IGNORECASE,
+)
+"""A number that includes or excludes something else than the value before the brackets."""
+WHOLE = re.compile("[0-9]{1,9}")
 
 
 def has_number(text: str) -> bool:
@@ -94,8 +111,28 @@ def is_harmful(sentence: str, *, unless: frozenset[str] = frozenset()) -> bool:
 def without_explanations(text: str) -> str:
     """`text` without words in brackets that hold no doubt."""
     return BRACKETED.sub(
-        lambda part: " " if _is_explained(part[1]) and not is_harmful(part[1]) else part[0], text
+        lambda part: (
+            " "
+            if _is_explained(part[1])
+            and not is_harmful(part[1])
+            and not _counts_otherwise(part[1], before=text[: part.start()])
+            else part[0]
+        ),
+        text,
     ).rstrip()
+
+
+def _counts_otherwise(inside: str, *, before: str) -> bool:
+    """Whether brackets after a value give another one: `3 (excl. the host, 4 with him)`; in `8 (5
+    with sugar, 3 without)` they give its parts.
+    """
+    other = OTHERWISE.search(inside) if COUNTED_IN.search(inside) else None
+    if other is None:
+        return False
+    number = next(value for value in other.groups() if value is not None)
+    if number.rstrip(".,") in {value.rstrip(".,") for value in DIGITS.findall(before)}:
+        return False
+    return sum(map(int, WHOLE.findall(inside))) not in map(int, WHOLE.findall(before))
 
 
 def _is_explained(inside: str) -> bool:

@@ -44,6 +44,7 @@ WORD = re.compile(r"[A-Za-z]+")
 SIGN_WORDS = re.compile(r"(?:negative|minus) +(?=\S)", re.IGNORECASE)
 BELOW_ZERO = re.compile(r"(?<=[a-zCF\u00b0]) below (?:zero|0)$", re.IGNORECASE)
 """`5 degrees below zero`"""
+A_DOZEN = re.compile(r"^(half )?a dozen\b", re.IGNORECASE)
 RATE = re.compile(
     r"(?:\b(?:per|each|every|an?)\b|/) ?(?P<per>[A-Za-z]+)"
     r"|\b(?P<adverb>each|apiece|hourly|daily|weekly|monthly|yearly)\b",
@@ -102,6 +103,7 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
         return Quantity(Fraction(int(text)))
     text = MIDDAY.sub(lambda hour: f"{hour[1].lower()}m", PER.sub(_denominator, plain(text)))
     text = SQUARED.sub(lambda unit: f"{unit[1]}^{2 if unit[2] == 'squared' else 3}", text)
+    text = A_DOZEN.sub(lambda dozen: "6" if dozen[1] else "12", text)
     signed = SIGN_WORDS.match(text)
     if signed is not None:
         text = f"-{text[signed.end() :]}"

@@ -81,8 +81,13 @@ THEREFORE = re.compile(
 )
 """`, so she has 20 apples`, directly after an answer."""
 EXCLAMATION = re.compile(
-    r"(?P<number>(?<![0-9,.])[0-9][0-9,.]*|(?<=[A-Za-z)%$\u20ac]))!+(?P<dress>[*_\s]*)$"
+    r"(?P<number>(?<![0-9,.])[0-9][0-9,.]*|(?<=[A-Za-z)}%$\u20ac]))"
+    r"(?P<closed>(?:[*_`\"\u201d]{1,3}|\${1,2}|\\\)|</[a-z]{1,9}>){0,3})"
+    r"(?P<mark>!+)(?P<dress>[*_`\s]*)$"
 )
+"""An exclamation mark at the end, after a number or a word and markup that closes there."""
+NO_FACTORIAL = re.compile(r"(?<=\s)[A-Za-z]{2,}$|[%\u20ac]$")
+"""Words of which there is no factorial: `18 apples!`."""
 FACTORIAL = re.compile(
     r"(?:[0-9)]|\b[nkmr])!(?:\s*(?:[-+/=^}$,.?\\\u00d7\u00b7]|\* ?[0-9(nkmr])|[)0-9]| [a-z]+ )"
     r"|\b[Ff]actorial"
@@ -91,16 +96,27 @@ FACTORIAL = re.compile(
 REMAINDER = re.compile(r"\b(?:left|remain\w*|more|fewer|less|than|each|every|per)\b", re.IGNORECASE)
 
 
-def without_exclamation(sentence: str, text: str) -> str:
+def without_exclamation(sentence: str, text: str, *, bare: bool = True) -> str:
     """`sentence` without an exclamation mark at its end, unless it is a factorial: `text` mentions
     factorials and computes another one, `3! = 6` before `4!`.
+
+    Without `bare`, one directly after a number or a letter is a factorial in any case; `**18**!`
+    and `18 apples!` are none.
     """
-    number = EXCLAMATION.search(sentence)
-    if number is None:
+    ending = EXCLAMATION.search(sentence)
+    if ending is None or is_factorial(ending["number"], text):
         return sentence
-    computed = rf"=[\s$*\\(]*{re.escape(number['number'])}(?![0-9!]|[ $]*[-+*/^\u00d7\u00b7])"
-    factorial = FACTORIAL.search(text) and not (number["number"] and re.search(computed, text))
-    return sentence if factorial else EXCLAMATION.sub(r"\g<number>\g<dress>", sentence)
+    if not (bare or ending["closed"] or NO_FACTORIAL.search(sentence[: ending.start("mark")])):
+        return sentence
+    return sentence[: ending.start("mark")] + ending["dress"]
+
+
+def is_factorial(number: str, text: str) -> bool:
+    """Whether `!` after `number` is probably a factorial in `text`, which mentions some and does
+    not compute `number` itself.
+    """
+    computed = rf"=[\s$*\\(]*{re.escape(number)}(?![0-9!]|[ $]*[-+*/^\u00d7\u00b7])"
+    return FACTORIAL.search(text) is not None and not (number and re.search(computed, text))
 
 
 def first_sentence(text: str) -> tuple[str, str]:
