@@ -330,7 +330,10 @@ def test_a_policy_is_cloned_from_a_lerobot_data_set(tmp_path):
             ["--lerobot-cameras=top"],
             "has the cameras observation.images.front, but 'metaworld' needs 1",
         ),
-        (["--demonstrations=door-open=1"], "--demonstrations door-open=1: the tasks (env.tasks)"),
+        (
+            ["--demonstrations=door-open=1"],
+            "door-open=1: unknown task 'door-open'; the tasks (env.tasks)",
+        ),
         (["--expert=mine:expert"], "leave one of the two out"),
         (["--lerobot=assets"], "cannot be read"),
         (["env=libero", TWICE], "has 4 numbers of observation.state, but environment 'libero"),

@@ -405,13 +405,13 @@ def test_a_sandbox_that_cannot_be_started_is_no_verdict(name, small, tmp_path, m
 def test_a_program_that_can_no_longer_be_watched_is_ended_without_a_verdict(small, monkeypatch):
     async def run():
         with contextlib.ExitStack() as stack:
-            begin = local._Running.begin
+            begin = local._RunningProcess.begin
 
             async def begin_and_run_out(running, message):
                 await begin(running, message)
                 stack.enter_context(no_descriptor_left())
 
-            monkeypatch.setattr(local._Running, "begin", begin_and_run_out)
+            monkeypatch.setattr(local._RunningProcess, "begin", begin_and_run_out)
             program = ProgramRun("import time\ntime.sleep(2)", [b""])
             async with contextlib.aclosing(small.run(program)) as found:
                 return [execution async for execution in found]
