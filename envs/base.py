@@ -50,6 +50,26 @@ def is_reward(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class SimulatorMemory:
+    """Bytes that environments take for themselves, as a run's plan counts them.
+
+    Measured as the memory that two servers do not share.
+    """
+
+    server: float
+    """A server process: interpreter, simulator library, OpenGL, Ray worker."""
+    scene: float = 0.0
+    """Meshes and textures of a task, which the environments of a server share."""
+    simulator: float = 0.0
+    """The simulator of one task in one environment."""
+    bounded: bool = False
+    """Whether `env.kwargs.kept_simulators` bounds the simulators that an environment keeps."""
+
+
+UNMEASURED = SimulatorMemory(server=200e6)  # an interpreter with Gymnasium
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """Properties of an environment that policy and planner need before the first reset."""
 
@@ -104,6 +124,16 @@ class EnvSpec:
     """Whether the simulator renders with MuJoCo; a job then tests OpenGL before it starts."""
     notice: str = ""
     """Caveat for readers of this environment's results; metric files, videos and reports show it.
+    """
+    memory: SimulatorMemory = UNMEASURED
+    """Memory of the environment's servers, for the plan of a run."""
+    expert: str = ""
+    """Scripted experts, for demonstrations: `module:function`, which takes a task's name and
+    returns a function from environment to action. Empty: none.
+    """
+    expert_seed: int | None = None
+    """First seed of demonstrations, if the environment needs its own; null: they follow the seeds
+    of held-out episodes.
     """
 
     def __post_init__(self) -> None:
@@ -192,6 +222,7 @@ def _is_flag(value: object) -> bool:
 _SPACE = (_is_space, "a gymnasium.Space")
 _COUNT = (_is_count, "a whole number of at least 1")
 _FLAG = (_is_flag, "True or False")
+_TEXT = (lambda value: isinstance(value, str), "text")
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (_is_name, "a name"),
     "tasks": (_are_tasks, "a tuple of at least one task's name"),
@@ -208,7 +239,13 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "leaves_ungraded": _FLAG,
     "slowest_step_s": (_is_duration, "a number of seconds, at least 0"),
     "needs_opengl": _FLAG,
-    "notice": (lambda value: isinstance(value, str), "text"),
+    "notice": _TEXT,
+    "memory": (lambda value: isinstance(value, SimulatorMemory), "a SimulatorMemory"),
+    "expert": _TEXT,
+    "expert_seed": (
+        lambda value: value is None or _is_count(value),
+        "a seed of at least 1, or None",
+    ),
 }
 """Field of a spec to its check and the expectation that an error message states."""
 

@@ -161,7 +161,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--expert",
-        help="module:function: task name -> (environment -> action); default: the shipped expert",
+        help="module:function: task name -> (environment -> action); default: the environment's",
     )
     parser.add_argument(
         "--lerobot",

@@ -63,6 +63,53 @@ def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_a
     )
 
 
+OWN_WORLD = """
+import dataclasses
+from envs.metaworld.metaworld_env import MetaWorldEnv, expert as metaworld_expert
+
+class World(MetaWorldEnv):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.spec = dataclasses.replace(self.spec, expert={expert!r}, expert_seed=950_000)
+
+def expert(task):
+    act = metaworld_expert(task)
+    def acting(environment):
+        print("the world's own expert")
+        return act(environment)
+    return acting
+"""
+
+
+def test_a_users_environment_brings_its_own_expert_and_seeds(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "expert_world.py").write_text(OWN_WORLD.format(expert="expert_world:expert"))
+    words = [*ROBOT, "env=custom", "env.name=expert_world:World"]
+    assert main(["--output", str(tmp_path / "out"), *words]) == 0
+    assert "the world's own expert" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("module", "expert", "refusal"),
+    [
+        ("world_without_expert", "", "has no scripted experts: give --expert module:function"),
+        (
+            "world_of_strings",
+            "builtins:str",
+            "expert of world_of_strings:World=builtins:str made a str for 'handle-press'",
+        ),
+    ],
+)
+def test_a_users_environment_whose_spec_has_no_usable_expert_is_refused(
+    tmp_path, capsys, monkeypatch, module, expert, refusal
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{module}.py").write_text(OWN_WORLD.format(expert=expert))
+    words = [*ROBOT, "env=custom", f"env.name={module}:World"]
+    assert main(["--output", str(tmp_path / "out"), *words]) == 2
+    assert refusal in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_noise_of_the_targets_makes_a_policy_that_acts_around_the_demonstrated_actions(
     tmp_path, capsys
 ):

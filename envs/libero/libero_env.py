@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 
 from envs.arguments import check_counts, checked_choice, checked_seed, read_options
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info, SimulatorMemory
 from envs.libero.assets import AUTO, LABEL, SHORT_NOTICE, find_assets
 from envs.libero.initial_states import States, state_number
 from envs.libero.rendering import CAMERAS, SceneCameras
@@ -36,6 +36,14 @@ if TYPE_CHECKING:  # imports MuJoCo, which looks for OpenGL at once
 DEFAULT_SUITE = "object"  # one scene and one skill: the easiest to learn
 INIT_STATE = "init_state"
 SHARED_STATES = "env.states=all: training and evaluation start from the same initial states"
+# Measured in November 2026. Three tasks of suite object, 128-pixel images, placeholders for 17
+# benchmark files: 5.4 GB with one environment per server, 6.6 GB with two.
+MEMORY = SimulatorMemory(server=300e6, scene=700e6, simulator=150e6, bounded=True)
+# Five tasks: 1.53 GB with one environment per server, 2.0 GB with two.
+STAND_IN_MEMORY = SimulatorMemory(server=300e6, scene=50e6, simulator=50e6, bounded=True)
+# A seed selects one of a task's 50 initial states: those below 1,000,000 the evaluation's states,
+# higher ones the others.
+FIRST_EXPERT_SEED = 1_900_000
 CAMERA_SETS = {"both": tuple(CAMERAS), **{name: (name,) for name in CAMERAS}}
 
 
@@ -164,6 +172,9 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
             limit,
             needs_opengl=True,
             notice=notice,
+            memory=STAND_IN_MEMORY if self._assets.stand_in else MEMORY,
+            expert="envs.libero.expert.script:expert",
+            expert_seed=FIRST_EXPERT_SEED,
         )
 
     def _step_limit(self, task: str) -> int:

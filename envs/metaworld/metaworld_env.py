@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.arguments import checked_choice, checked_seed, read_options
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info, SimulatorMemory
 from envs.metaworld.suite import INSTRUCTIONS, VERSION_SUFFIX, task_name
 from envs.offscreen import RenderQuality, SceneRenderer, choose_backend
 from envs.perturbations import OPTION, Perturbation
@@ -42,6 +42,8 @@ DEFAULT_TASKS = (
 # Gripper displacement in x, y, z (1 is a centimetre per step) and finger effort (1 closes).
 ACTION_SIZE = 4
 METAWORLD_LIMIT = 500  # Meta-World refuses further steps
+# Of four tasks, November 2026: 0.96 GB with one environment per server, 1.85 GB with six.
+MEMORY = SimulatorMemory(server=230e6, scene=60e6, simulator=25e6)
 CAMERAS = (
     "table",
     "topview",
@@ -164,6 +166,8 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
             max_episode_steps,
             needs_opengl=True,
             notice=self._notice,
+            memory=MEMORY,
+            expert="envs.metaworld.metaworld_env:expert",
         )
 
     def _canonical(self, options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -51,14 +51,6 @@ from siirl.params.training_args import FIRST_DEMONSTRATION_SEED, TrainingArgumen
 from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.machine import check_machine
 
-# Scripted expert, and the first seed of demonstrations. metaworld: the last tenth of the evaluation
-# seeds (0 to 999,999, siirl.data_coordinator.task_stream), which no evaluation reaches. LIBERO has
-# 50 initial states per task, and a seed only selects one of them: seeds below 1,000,000 select the
-# evaluation's states, higher seeds the others.
-EXPERTS = {
-    "metaworld": ("envs.metaworld.metaworld_env:expert", FIRST_DEMONSTRATION_SEED),
-    "libero": ("envs.libero.expert.script:expert", 1_900_000),
-}
 HARDLY_EVER = 0.01  # share of right samples: five of six groups of sixteen have none, so no signal
 CLIP_EVERY = 8  # environment steps between frames of a clip, see `reward.frame_every`
 
@@ -173,20 +165,21 @@ class _Experts:
         trainer: TrainingArguments,
         stack: ExitStack,
     ) -> None:
-        own_expert, self.first_seed = EXPERTS.get(env.name, (None, FIRST_DEMONSTRATION_SEED))
-        reference = flags.expert or own_expert
-        if reference is None:
-            raise ConfigError(
-                f"env.name={env.name} has no shipped scripted experts: give --expert "
-                "module:function, or --lerobot DATASET."
-            )
         self.flags, self.trainer = flags, trainer
         self.usual_count = DEMONSTRATIONS.get(env.name, 2)
         self.environment = make_env(env.name, **env.constructor_kwargs())
         # otherwise OpenGL reports errors at interpreter exit
         stack.callback(lambda: asyncio.run(self.environment.close()))
         self.spec = self.environment.spec
-        self.experts = make_experts(reference, self.spec.tasks)
+        self.first_seed = self.spec.expert_seed or FIRST_DEMONSTRATION_SEED
+        reference = flags.expert or self.spec.expert
+        if not reference:
+            raise ConfigError(
+                f"env.name={env.name} has no scripted experts: give --expert module:function, or "
+                "--lerobot DATASET."
+            )
+        place = "--expert" if flags.expert else f"expert of {env.name}"
+        self.experts = make_experts(reference, self.spec.tasks, place=place)
 
     def demonstrations(self, progress: WorkProgress) -> list[Demonstration]:
         """Successful episodes of every task."""
@@ -221,26 +214,26 @@ class _RecordedDemonstrations:
         return found
 
 
-def _no_expert(reference: str, task: str, raised: str) -> ConfigError:
-    return ConfigError(f"--expert={reference}: making the expert of {task!r} raised {raised}.")
+def _no_expert(source: str, task: str, raised: str) -> ConfigError:
+    return ConfigError(f"{source}: making the expert of {task!r} raised {raised}.")
 
 
-def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
-    """An expert per task, from `module:function`.
+def make_experts(reference: str, tasks: Sequence[str], *, place: str) -> dict[str, Expert]:
+    """An expert per task, from `module:function`; `place` names its origin in messages.
 
     Raises:
         ConfigError: The function does not exist, or does not make an expert from a task's name.
     """
-    make_expert: Callable[[str], Any] = load_reference(reference, place="--expert")
+    make_expert: Callable[[str], Any] = load_reference(reference, place=place)
+    source = f"{place}={reference}"
     experts: dict[str, Expert] = {}
     for task in tasks:
-        with user_code(functools.partial(_no_expert, reference, task)):
+        with user_code(functools.partial(_no_expert, source, task)):
             experts[task] = make_expert(task)
         if not callable(experts[task]):
             made = type(experts[task]).__name__
             raise ConfigError(
-                f"--expert={reference} made a {made} for {task!r}: it must be called with the "
-                "environment."
+                f"{source} made a {made} for {task!r}: it must be called with the environment."
             )
     return experts
 

@@ -15,8 +15,9 @@ from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 
 FIRST_DEMONSTRATION_SEED = 900_000
-"""First seed of siirl.warm_start; training's seeds begin at 1,000,000
-(siirl.data_coordinator.task_stream).
+"""First seed of demonstrations (`siirl.imitation.warm_starts`): the last tenth of the held-out
+seeds, which no evaluation reaches. Training's begin at 1,000,000
+(`siirl.data_coordinator.task_stream`).
 """
 LOGGERS = ("console", "mlflow", "tensorboard", "trackio", "wandb")
 SHORTEST_GRACE_S = 1.0  # shortest time that can end a step and write a checkpoint

@@ -43,37 +43,6 @@ SHORTEST_STEP_S = 1.0  # with videos; bounds their number if max_minutes ends th
 
 
 @dataclass(frozen=True)
-class EnvBytes:
-    """Memory of environments, in bytes."""
-
-    server: float
-    """A server process: interpreter, simulator library, OpenGL, Ray worker."""
-    scene: float
-    """A task's meshes and textures, shared by the environments of a server.
-    """
-    simulator: float
-    """One task's simulator in one environment."""
-    bounded: bool = False
-    """Whether `env.kwargs.kept_simulators` bounds the simulators that an environment keeps.
-    """
-
-
-ENV_BYTES = {
-    # four tasks: 0.96 GB with one environment per server, 1.85 GB with six
-    "metaworld": EnvBytes(server=230e6, scene=60e6, simulator=25e6),
-    # Three tasks of suite object, 128-pixel images, placeholders for 17 benchmark files: 5.4 GB
-    # with one environment per server, 6.6 GB with two.
-    "libero": EnvBytes(server=300e6, scene=700e6, simulator=150e6, bounded=True),
-    # five tasks: 1.53 GB with one environment per server, 2.0 GB with two
-    "libero (stand-in assets)": EnvBytes(server=300e6, scene=50e6, simulator=50e6, bounded=True),
-}
-"""Unshared memory of two servers by `EnvSpec.name`, measured in November 2026.
-"""
-# interpreter and Gymnasium; other simulators were not measured
-OTHER_ENV_BYTES = EnvBytes(server=200e6, scene=0.0, simulator=0.0)
-
-
-@dataclass(frozen=True)
 class HeldEpisodes:
     """Number of episodes with images in memory at the same time."""
 
@@ -311,10 +280,10 @@ def _processes(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
 
 
 def _environments(env: EnvArguments, env_spec: EnvSpec, *, servers: int) -> float:
-    sized = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES)
+    memory = env_spec.memory
     simulators = _simulators(env, env_spec) * env.envs_per_server
     scenes = min(len(env_spec.tasks), simulators)
-    of_a_server = sized.server + scenes * sized.scene + simulators * sized.simulator
+    of_a_server = memory.server + scenes * memory.scene + simulators * memory.simulator
     return servers * of_a_server
 
 
@@ -325,11 +294,10 @@ def _simulators(env: EnvArguments, env_spec: EnvSpec) -> int:
 
 
 def _fewer_simulators(env: EnvArguments, env_spec: EnvSpec, *, servers: int) -> list[str]:
-    sized = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES)
     remedies = []
-    if _simulators(env, env_spec) > 1 and sized.simulator:
+    if _simulators(env, env_spec) > 1 and env_spec.memory.simulator:
         remedies.append("name fewer env.tasks")
-        if sized.bounded:
+        if env_spec.memory.bounded:
             remedies.append("keep fewer simulators ('env.kwargs={kept_simulators: 1}')")
     if servers * env.envs_per_server > 1 or not remedies:
         remedies.insert(0, "lower env.num_servers or env.envs_per_server")

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 
 from envs.base import IMAGES, EnvSpec
+from envs.metaworld.metaworld_env import MEMORY
 
 SPEC = EnvSpec(
     name="metaworld",
@@ -15,4 +16,5 @@ SPEC = EnvSpec(
     ),
     action_space=gymnasium.spaces.Box(-1, 1, (4,), np.float32),
     max_episode_steps=100,
+    memory=MEMORY,
 )

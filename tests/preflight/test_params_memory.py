@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from envs.base import EnvSpec
+from envs.libero.libero_env import STAND_IN_MEMORY
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.parser import parse_config
 from siirl.preflight.memory import (
@@ -22,9 +23,7 @@ from siirl.preflight.memory import (
 )
 from tests.preflight.camera_spec import SPEC
 
-STAND_INS = dataclasses.replace(
-    SPEC, name="libero (stand-in assets)", tasks=tuple(map(str, range(90)))
-)
+STAND_INS = dataclasses.replace(SPEC, memory=STAND_IN_MEMORY, tasks=tuple(map(str, range(90))))
 JOB = (
     "actor_rollout_ref.model.path=null",
     "data.train_batch_size=12",

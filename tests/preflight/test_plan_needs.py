@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from envs.base import SimulatorMemory
+from envs.libero.libero_env import MEMORY, STAND_IN_MEMORY
 from siirl.params.parser import parse_config
 from siirl.params.sizes import GIB
 from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed
@@ -27,30 +29,30 @@ def test_memory_counts_simulators_by_server_and_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides", "expected"),
+    ("memory", "overrides", "expected"),
     [
         (
-            "libero (stand-in assets)",
+            STAND_IN_MEMORY,
             [],
             2 * (300e6 + 2 * 50e6) + 16 * 50e6,
         ),  # 2 servers, 8 environments of 2 tasks
-        ("libero", [], 2 * (300e6 + 2 * 700e6) + 16 * 150e6),
+        (MEMORY, [], 2 * (300e6 + 2 * 700e6) + 16 * 150e6),
         (
-            "libero",
+            MEMORY,
             ["env.kwargs={kept_simulators: 1}"],
             2 * (300e6 + 2 * 700e6) + 8 * 150e6,
         ),  # on a server both tasks may be drawn
         (
-            "libero",
+            MEMORY,
             ["env.kwargs={kept_simulators: 1}", "env.num_servers=8", "env.envs_per_server=1"],
             8 * (300e6 + 700e6 + 150e6),
         ),
     ],
 )
 def test_memory_of_simulators_depends_on_their_assets_and_on_how_many_are_kept(
-    name: str, overrides: list[str], expected: float
+    memory: SimulatorMemory, overrides: list[str], expected: float
 ) -> None:
-    plan = plan_of(overrides, spec=dataclasses.replace(SPEC, name=name))
+    plan = plan_of(overrides, spec=dataclasses.replace(SPEC, memory=memory))
     assert dict(plan.needs.memory_parts)["environments"] == pytest.approx(expected)
 
 

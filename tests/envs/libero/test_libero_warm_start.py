@@ -9,7 +9,6 @@ import pytest
 from envs.libero.initial_states import STATES, held_out, state_number
 from envs.libero.libero_env import LiberoEnv
 from envs.libero.suites import STEP_LIMITS, choose_tasks
-from siirl.imitation.warm_starts import EXPERTS
 from siirl.models.tiny_backbone import PADDING, hash_words
 from siirl.models.tiny_vla import TinyVLAConfig
 from siirl.params.env_spec import describe_env
@@ -18,7 +17,8 @@ from siirl.params.weight_files import learnt_tasks
 
 
 def test_demonstrations_start_from_states_that_are_not_held_out() -> None:
-    _, first_seed = EXPERTS["libero"]
+    first_seed = LiberoEnv(assets="stand_in").spec.expert_seed
+    assert first_seed is not None
     states = {
         state_number(seed, count=STATES, states="split")
         for seed in range(first_seed, first_seed + 200)
