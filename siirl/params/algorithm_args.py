@@ -58,7 +58,7 @@ class KLCtrlArguments:
 
 @dataclass
 class FilterArguments:
-    """Filters of rollout groups; groups with identical rewards are always dropped."""
+    """Filters of rollout groups, for pipeline=dapo and pipeline=embodied_srpo."""
 
     success_low: float = option(
         0.0,

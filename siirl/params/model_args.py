@@ -111,7 +111,9 @@ class ModelArguments:
     )
     lora: LoraArguments = field(default_factory=LoraArguments)
     model_type: str = option(
-        "", "Old key: `embodied` or `text`; env= determines it now.", derived=True
+        "",
+        "Old key: `embodied` or `text`; derived from actor_rollout_ref.model.policy.",
+        derived=True,
     )
 
 

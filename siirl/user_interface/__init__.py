@@ -1,1 +1,1 @@
-"""Extension points: custom filters, rewards, advantages and losses."""
+"""Interfaces for your own training scripts, and the filters of the shipped pipelines."""

@@ -55,7 +55,7 @@ class ActingWeights(Protocol):
     """Weights that act: a module, or an engine with its own copy."""
 
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair] | None:
-        """Replace all weights by `weights`, and return the numbers before and after.
+        """Replace all weights by `weights`, and return the checksums of both.
 
         None: the weights could not be replaced, and the engine refuses every request until a later
         call succeeds.
