@@ -118,10 +118,6 @@ class LatentEncoder:
         """The network, and a read-out that has weights."""
         return [self._network, *([self._pooling] if isinstance(self._pooling, nn.Module) else [])]
 
-    def weight_bytes(self) -> int:
-        """Bytes of the network's weights."""
-        return sum(weight.nbytes for weight in self._network.parameters())
-
     def _batches(self, clips: Sequence[NDArray[np.uint8]]) -> Iterator[tuple[slice, Tensor]]:
         for start in range(0, len(clips), self.batch_size):
             rows = slice(start, min(start + self.batch_size, len(clips)))

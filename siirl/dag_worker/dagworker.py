@@ -37,6 +37,7 @@ from siirl.engine.training.collectives import join, leave
 from siirl.engine.training.rank_device import prepare_process, require_run_folder
 from siirl.errors import ConfigError, InvariantError, TooManyFailures
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
+from siirl.execution.dag.resource_groups import trains
 from siirl.execution.dag.stage import declared_start
 from siirl.interrupts import STOP, Interrupted
 from siirl.occupation import OCCUPATION
@@ -298,7 +299,7 @@ class DAGWorker:
     def _call_node(self, node: Node, batch: Any, started: Any = None) -> NodeOutput:
         if self._before is not None:
             self._heed_request()
-        if node.node_type is NodeType.MODEL_TRAIN:
+        if trains(node):
             # weights change from here on: the step completes despite an interrupt
             self._before = None
             STOP.hold(True)

@@ -28,8 +28,8 @@ from tensordict import TensorDict
 
 from siirl.data_coordinator.protocol.join import join_batches, positions_in, same_rows, together
 from siirl.errors import ConfigError
-from siirl.execution.dag import Node, NodeOutput, NodeStatus, NodeType, TaskGraph
-from siirl.execution.dag.resource_groups import acts
+from siirl.execution.dag import Node, NodeOutput, NodeStatus, TaskGraph
+from siirl.execution.dag.resource_groups import acts, trains
 from siirl.execution.dag.stage import declared_start
 from siirl.execution.dag.writers import LOADER, Writers, joined_writers
 
@@ -305,8 +305,7 @@ class Dataflow:
 
     def _check_refill(self, node: Node, before: Iterable[str], this: _RoundState) -> None:
         for name in before:
-            ancestor = self.graph.nodes[name]
-            if ancestor.node_type is NodeType.MODEL_TRAIN and not ancestor.only_forward_compute:
+            if trains(self.graph.nodes[name]):
                 raise ConfigError(
                     f"Node {node.node_id!r} asks for more prompts, but {name!r} trains before it "
                     "and would train twice in a step. Train after it."

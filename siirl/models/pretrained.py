@@ -26,6 +26,7 @@ from siirl.params.weight_files import (
     LANGUAGE_MODEL_FOLDER,
     WEIGHTS_FILE,
     check_safetensors,
+    is_only_path,
     stored_policy,
     weight_files,
 )
@@ -56,7 +57,7 @@ def source_of(path: str | Path, *, place: str = MODEL_PATH) -> str:
             "model.safetensors."
         )
     name = str(path)
-    if name.startswith((".", "/", "~", "assets/")) or name.count("/") > 1:
+    if is_only_path(name):
         raise MissingAssetError(
             f"{place}={path}: there is no such folder. Give {LANGUAGE_MODEL_FOLDER}, a hub id "
             "(for example Qwen/Qwen2.5-0.5B-Instruct), or assets/tiny_lm; "

@@ -35,7 +35,7 @@ from siirl.params.hub_files import local_copy
 from siirl.params.hub_place import MODEL, HubPlace
 from siirl.params.paths import find
 from siirl.params.references import check_options
-from siirl.params.weight_files import CONFIG_FILE
+from siirl.params.weight_files import CONFIG_FILE, may_be_hub_id
 
 KIND = PolicyKind(
     type="smolvla",
@@ -219,7 +219,7 @@ def _vlm_folder(folder: Path, config: Mapping[str, Any], asked: str | None) -> P
         raise CheckpointError(f"{folder / CONFIG_FILE} has no vlm_model_name: set {key}=FOLDER.")
     if find(name).is_dir():
         return _require_vlm(find(name))
-    if name.count("/") != 1 or name.startswith(("/", ".", "~")):
+    if not may_be_hub_id(name):
         raise MissingAssetError(
             f"There is no folder {name}, which should hold the vision-language model's "
             f"configuration and tokenizer: set {key} to a folder with {', '.join(VLM_FILES)}."

@@ -209,11 +209,6 @@ def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tupl
     return tuple(parts)
 
 
-def needs_texts(parts: tuple[RewardPart, ...]) -> bool:
-    """Whether a part reads the episode's texts; these then become string columns."""
-    return any(part.is_function or part.name == "model" for part in parts)
-
-
 def _part(entry: Mapping[str, Any], *, place: str) -> RewardPart:
     for key in entry:
         if key not in PART_KEYS:

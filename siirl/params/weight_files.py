@@ -144,8 +144,9 @@ def learnt_tasks(path: str) -> tuple[str, ...]:
 
 def may_be_hub_id(name: str) -> bool:
     """Whether a text has the form `organisation/model`; only the Hub knows whether it exists."""
-    return (
-        name.count("/") == 1
-        and not name.startswith((".", "/", "~", "assets/"))
-        and not name.endswith(".pt")
-    )
+    return name.count("/") == 1 and not is_only_path(name) and not name.endswith(".pt")
+
+
+def is_only_path(name: str) -> bool:
+    """Whether a text can only be a path and not a Hub id, `model` or `organisation/model`."""
+    return name.startswith((".", "/", "~", "assets/")) or name.count("/") > 1

@@ -36,11 +36,9 @@ from siirl.preflight.key_conditions import (
 from siirl.preflight.model_key_readers import MODEL_ROWS
 
 SPREAD = "min_group_spread"  # filters also read it
-FILTERING = ("dapo", "embodied_srpo")  # pipelines that drop groups
-SPREADS = (
-    "embodied_srpo",
-    "dapo",
-)  # embodied_srpo sets algorithm.min_group_spread for its estimator, dapo's filter reads it
+# Pipelines that drop groups. algorithm.min_group_spread is read by dapo's filter and by
+# embodied_srpo's estimator.
+FILTERING = ("dapo", "embodied_srpo")
 WITHOUT_TAGS = {"console", "jsonl"}  # loggers that show no tags
 WITHOUT_PROJECTS = {*WITHOUT_TAGS, "tensorboard"}  # and those without projects
 NOT_FILMED = "text jobs have no videos; trainer.save_rollouts keeps their texts"
@@ -71,7 +69,7 @@ ROWS: tuple[Row, ...] = (
         (SPREAD,),
         Reader(
             any_of(
-                in_pipelines(*SPREADS),
+                in_pipelines(*FILTERING),
                 negated(has_value("algorithm.adv_estimator", *WITHOUT_GROUPS)),
             ),
             "by estimators that compare the rollouts of a group, not by "

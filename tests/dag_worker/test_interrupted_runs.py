@@ -108,6 +108,29 @@ def test_a_step_is_completed_once_its_weights_changed(whole, tmp_path, monkeypat
     check_goes_on(tmp_path, whole, done=done)
 
 
+def test_a_step_is_abandoned_after_a_forward_pass_of_the_model_that_it_trains(
+    whole, tmp_path, monkeypatch
+) -> None:
+    """The request comes in the second step, in the node that recomputes log-probs."""
+    run_node = Node.run
+    ran: list[str] = []
+
+    def run(self, **available):
+        ran.append(self.node_id)
+        if ran.count("actor_old_log_prob") == 2 and self.node_id == "actor_old_log_prob":
+            STOP.request(signal.SIGTERM)
+        return run_node(self, **available)
+
+    monkeypatch.setattr(Node, "run", run)
+    events = list(events_of(tmp_path, JOB))
+    monkeypatch.undo()
+    STOP.number = None
+    assert (events[-1], ran[-1]) == (Ended(1), "actor_old_log_prob")
+    done = metrics_of(events)
+    assert done.keys() == {1}
+    check_goes_on(tmp_path, whole, done=done)
+
+
 @pytest.mark.parametrize(("evaluation", "step"), [(1, 2), (2, 4)])
 def test_an_interrupted_evaluation_is_repeated_by_the_next_run(
     whole, tmp_path, evaluation: int, step: int

@@ -65,9 +65,9 @@ def test_a_run_that_need_not_repeat_leaves_the_environment_alone(monkeypatch):
     assert CUBLAS_WORKSPACE not in os.environ
 
 
-def test_a_gpu_device_has_an_index():
-    device = device_of_rank()
-    assert device.type == "cpu" or device.index == 0
+def test_the_device_of_a_rank_is_a_gpu_with_an_index_or_the_cpu():
+    on_gpu = torch.cuda.is_available()
+    assert device_of_rank() == (torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
 
 
 def test_float32_convolutions_of_a_gpu_keep_all_bits_of_their_factors_as_products_do():

@@ -143,11 +143,12 @@ def test_a_language_model_whose_head_would_be_random_is_refused(saved):
         scores_of(saved(head=False), "46")
 
 
-def test_a_missing_folder_is_refused():
+@pytest.mark.parametrize("path", ["/no/such/folder", "assets/none", "models/mine/last"])
+def test_a_missing_folder_is_refused_and_not_sought_on_the_hub(path):
     with pytest.raises(
-        MissingAssetError, match=r"reward_model.path=/no/such/folder: there is no such folder"
+        MissingAssetError, match=rf"reward_model.path={path}: there is no such folder"
     ):
-        scores_of("/no/such/folder", "46")
+        scores_of(path, "46")
 
 
 def test_reward_model_without_a_path_is_refused():

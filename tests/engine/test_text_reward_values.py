@@ -12,9 +12,8 @@ from siirl.engine.reward_manager import (
 )
 from siirl.engine.reward_worker import checked, judged
 from siirl.errors import ConfigError
-from siirl.params import CustomRewardArguments, RewardArguments, SiiRLArguments
+from siirl.params import RewardArguments, SiiRLArguments
 from siirl.params.algorithm_args import OverlongArguments
-from siirl.params.reward_args import needs_texts, reward_parts
 from tests.engine.text_managers import text_manager
 from tests.engine.text_outcomes import outcomes
 
@@ -31,7 +30,6 @@ def test_the_environments_own_reward_needs_no_texts_and_no_process(name, expecte
     step = outcomes("a", "b", success=[True, False])
     step.texts_B.clear()
     assert manager.score(step).reward_B.tolist() == expected
-    assert not needs_texts(reward_parts(RewardArguments(name=name), CustomRewardArguments()))
 
 
 def test_no_episodes_give_no_rewards():

@@ -22,6 +22,7 @@ from siirl.models.hub import find_on_hub
 from siirl.params import RewardModelArguments
 from siirl.params.paths import find
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments, reward_parts
+from siirl.params.weight_files import is_only_path
 
 KEY = "reward_model.path"
 
@@ -183,7 +184,7 @@ def load_reward_model(
 
     assert settings.path is not None
     folder = find(settings.path)
-    if not folder.is_dir() and settings.path.startswith((".", "/", "~")):
+    if not folder.is_dir() and is_only_path(settings.path):
         raise MissingAssetError(
             f"{KEY}={settings.path}: there is no such folder. Give a folder with config.json and "
             "weights, or a hub id."

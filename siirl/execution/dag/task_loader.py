@@ -8,7 +8,8 @@ with separate policies are.
 """
 
 from siirl.errors import ConfigError
-from siirl.execution.dag.node import Node, NodeRole, NodeType
+from siirl.execution.dag.node import Node, NodeRole
+from siirl.execution.dag.resource_groups import trains
 from siirl.execution.dag.task_graph import TaskGraph
 
 # Roles that use weights which training changes, and the model of each role.
@@ -74,9 +75,7 @@ def trained_models(nodes: list[Node]) -> set[Model]:
     return {
         (MODEL_OF_ROLE[node.node_role], node.agent_group)
         for node in nodes
-        if node.node_type is NodeType.MODEL_TRAIN
-        and not node.only_forward_compute
-        and node.node_role in MODEL_OF_ROLE
+        if trains(node) and node.node_role in MODEL_OF_ROLE
     }
 
 
