@@ -19,8 +19,9 @@ from envs.base import EpisodeFailed
 from envs.libero.assets import STAND_IN, StandInWarning, find_assets
 from envs.libero.expert.script import play
 from envs.libero.folders import import_libero
-from envs.libero.initial_states import FIRST_TRAINING_SEED, STATES, state_number
+from envs.libero.initial_states import STATES, state_number
 from envs.libero.suites import LiberoTask, choose_tasks
+from envs.seeds import FIRST_TRAINING_SEED
 
 RESULT = Path(__file__).parent / "results" / "libero_expert.json"
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.archives import MEBIBYTE, read_entry
+from envs.seeds import FIRST_TRAINING_SEED
 
 States = Literal["split", "all"]
 STATES = 50  # per task
@@ -24,7 +25,6 @@ PLACEMENTS = (
     "fixtures of initial state i stand as in episode i of the official loop (env.seed(0), one "
     "reset per episode)"
 )
-FIRST_TRAINING_SEED = 1_000_000  # the platform's rule: evaluation seeds are below
 # errors of unpickling damaged bytes, from Python's documentation and from trials
 NO_PICKLE = (
     *(pickle.UnpicklingError, EOFError, AttributeError, ImportError),

@@ -14,10 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from envs.seeds import FIRST_DEMONSTRATION_SEED, FIRST_TRAINING_SEED, LAST_SEED
 from siirl.errors import CheckpointError, ConfigError
-
-FIRST_TRAINING_SEED = 1_000_000  # evaluation seeds are 0..999_999: disjoint by construction
-LAST_SEED = 2**31 - 1  # largest seed that every simulator accepts
 
 LOADER_COLUMNS = frozenset({"index", "task_name", "task_id", "trial_id", "seed"})
 """Columns of `EpisodeTask.columns`, for `TaskGraph.check_columns(loader_columns=...)`."""
@@ -212,19 +210,19 @@ def evaluation_tasks(
     that begin at `seed_offset`.
 
     Raises:
-        ConfigError: Seeds outside 0..999,999, or no tasks.
+        ConfigError: Seeds outside those of held-out episodes (`envs.seeds`), or no tasks.
     """
     _check_tasks(tasks)
     if (
         episodes_per_task < 1
         or seed_offset < 0
-        or seed_offset + episodes_per_task > FIRST_TRAINING_SEED
+        or seed_offset + episodes_per_task > FIRST_DEMONSTRATION_SEED
     ):
         raise ConfigError(
             f"trainer.val_episodes={episodes_per_task} from trainer.val_seed_offset={seed_offset} "
             f"are the seeds {seed_offset} to "
             f"{seed_offset + episodes_per_task - 1}. Evaluation seeds are 0 to "
-            f"{FIRST_TRAINING_SEED - 1}; those above belong to training."
+            f"{FIRST_DEMONSTRATION_SEED - 1}; those above belong to demonstrations and training."
         )
     episodes = [
         EpisodeTask(

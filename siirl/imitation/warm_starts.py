@@ -18,6 +18,7 @@ import torch
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec
 from envs.mistakes import user_code
 from envs.registry import make_env
+from envs.seeds import FIRST_DEMONSTRATION_SEED
 from siirl.engine.training.tensor_files import let_others_read
 from siirl.errors import ConfigError
 from siirl.imitation.behaviour_cloning import (
@@ -47,7 +48,7 @@ from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.references import load_reference
-from siirl.params.training_args import FIRST_DEMONSTRATION_SEED, TrainingArguments
+from siirl.params.training_args import TrainingArguments
 from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.machine import check_machine
 

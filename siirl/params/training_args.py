@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from envs.seeds import FIRST_DEMONSTRATION_SEED, FIRST_TRAINING_SEED
 from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.cluster_args import ClusterArguments
 from siirl.params.critic_args import CriticArguments
@@ -14,11 +15,6 @@ from siirl.params.model_args import ActorRolloutRefArguments, RewardModelArgumen
 from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 
-FIRST_DEMONSTRATION_SEED = 900_000
-"""First seed of demonstrations (`siirl.imitation.warm_starts`): the last tenth of the held-out
-seeds, which no evaluation reaches. Training's begin at 1,000,000
-(`siirl.data_coordinator.task_stream`).
-"""
 LOGGERS = ("console", "mlflow", "tensorboard", "trackio", "wandb")
 SHORTEST_GRACE_S = 1.0  # shortest time that can end a step and write a checkpoint
 # Three seconds; a healthy run pauses for one second to import a module or build a simulator.
@@ -97,7 +93,8 @@ class TrainingArguments:
     val_seed_offset: int = option(
         0,
         f"First seed of the held-out episodes of each task, below {FIRST_DEMONSTRATION_SEED:,}: "
-        "demonstrations use seeds from there on, and training from 1,000,000 on.",
+        "demonstrations use seeds from there on, and training from "
+        f"{FIRST_TRAINING_SEED:,} on.",
         why="the first seeds that neither uses",
         minimum=0,
     )

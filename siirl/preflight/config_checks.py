@@ -8,6 +8,7 @@ nothing reads (`siirl.preflight.unread`).
 from collections.abc import Collection, Iterator
 
 from envs.base import EnvSpec
+from envs.seeds import FIRST_DEMONSTRATION_SEED
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.execution.dag.load import check_name
 from siirl.params import sizes
@@ -30,11 +31,7 @@ from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.references import check_reference, is_reference
 from siirl.params.registered_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS, RewardArguments
-from siirl.params.training_args import (
-    FIRST_DEMONSTRATION_SEED,
-    SiiRLArguments,
-    TrainingArguments,
-)
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.critic_checks import (
     WITH_CRITIC,
     critic_problems,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envs.seeds import FIRST_DEMONSTRATION_SEED, FIRST_TRAINING_SEED
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.data_coordinator.task_stream import (
-    FIRST_TRAINING_SEED,
     LOADER_COLUMNS,
     EpisodeTask,
     TaskLoader,
@@ -104,14 +104,16 @@ def test_training_seeds_are_above_all_evaluation_seeds(run_seed, number):
     assert FIRST_TRAINING_SEED <= training_seed(run_seed=run_seed, number=number) < 2**31
 
 
-@given(st.integers(0, 999_000), st.integers(1, 1000))
-def test_evaluation_seeds_are_below_all_training_seeds(offset, episodes):
+@given(st.integers(0, FIRST_DEMONSTRATION_SEED - 1000), st.integers(1, 1000))
+def test_evaluation_seeds_are_below_those_of_demonstrations(offset, episodes):
     tasks = evaluation_tasks(tasks=TASKS, episodes_per_task=episodes, seed_offset=offset)
     assert {task.seed for task in tasks} == set(range(offset, offset + episodes))
-    assert max(task.seed for task in tasks) < FIRST_TRAINING_SEED
+    assert max(task.seed for task in tasks) < FIRST_DEMONSTRATION_SEED
 
 
-@pytest.mark.parametrize(("offset", "episodes"), [(999_999, 2), (-1, 5), (0, 0)])
+@pytest.mark.parametrize(
+    ("offset", "episodes"), [(FIRST_DEMONSTRATION_SEED - 1, 2), (-1, 5), (0, 0)]
+)
 def test_evaluation_seeds_out_of_range_are_refused(offset, episodes):
     with pytest.raises(
         ConfigError, match=f"trainer.val_episodes={episodes} from trainer.val_seed_offset={offset}"

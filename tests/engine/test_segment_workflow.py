@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.base import INSTRUCTION, PROPRIOCEPTION
-from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LAST_SEED
+from envs.seeds import FIRST_TRAINING_SEED, LAST_SEED
 from siirl.engine.rollout.acting import ActResponse
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
 from siirl.engine.rollout.vla.segment_workflow import SegmentWorkflow, episode_seed

@@ -241,13 +241,6 @@ def test_choices_agree_with_the_registries() -> None:
     assert set(algorithm_args.FILTER_METRICS) == set(MEASURES)
 
 
-def test_held_out_seeds_end_where_those_of_demonstrations_and_of_training_begin() -> None:
-    from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED
-    from siirl.params.training_args import FIRST_DEMONSTRATION_SEED
-
-    assert FIRST_DEMONSTRATION_SEED < FIRST_TRAINING_SEED
-
-
 # Settings that another package owns
 
 

@@ -14,17 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from envs.seeds import FIRST_TRAINING_SEED
 from siirl.data_coordinator.prompts.dataset import PartitionedRLHFDataset, Prompts, PromptTask
 from siirl.data_coordinator.prompts.index import Encode, Gather, build_index
 from siirl.data_coordinator.prompts.joined_files import CheckRow, has_truth, open_prompt_files
 from siirl.data_coordinator.prompts.read_ahead import in_batches
 from siirl.data_coordinator.prompts.split import counts_of, describe_split, split_prompts
-from siirl.data_coordinator.task_stream import (
-    FIRST_TRAINING_SEED,
-    LOADER_COLUMNS,
-    Outcomes,
-    check_prompts_per_step,
-)
+from siirl.data_coordinator.task_stream import LOADER_COLUMNS, Outcomes, check_prompts_per_step
 from siirl.errors import CheckpointError, ConfigError
 from siirl.params.data_args import DataArguments
 

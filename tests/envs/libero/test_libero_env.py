@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
-from envs.libero.initial_states import FIRST_TRAINING_SEED
 from envs.libero.libero_env import LiberoEnv
 from envs.libero.suites import STEP_LIMITS, choose_tasks, suite_tasks
+from envs.seeds import FIRST_TRAINING_SEED
 from tests.envs.libero.placing import JOINT_VALUES, fulfil_goal
 
 STILL = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)

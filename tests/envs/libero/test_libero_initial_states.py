@@ -11,14 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.libero.initial_states import (
-    FIRST_TRAINING_SEED,
-    held_out,
-    read_initial_states,
-    state_number,
-)
+from envs.libero.initial_states import held_out, read_initial_states, state_number
 from envs.libero.suites import suite_tasks
-from siirl.data_coordinator import task_stream
+from envs.seeds import FIRST_TRAINING_SEED
 
 
 def saved(path, content):
@@ -81,10 +76,6 @@ def test_first_seeds_of_evaluation_and_training():
 
 def test_published_protocol_takes_the_states_in_order():
     assert [state_number(seed, count=50, states="all") for seed in (0, 1, 49, 50)] == [0, 1, 49, 0]
-
-
-def test_training_seeds_begin_where_the_platform_says():
-    assert FIRST_TRAINING_SEED == task_stream.FIRST_TRAINING_SEED
 
 
 @settings(derandomize=True, deadline=None)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.base import INSTRUCTION
-from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LAST_SEED
+from envs.seeds import FIRST_TRAINING_SEED, LAST_SEED
 from siirl.engine.rollout.vla.action_noise import ActionNoise
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
