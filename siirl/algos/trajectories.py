@@ -9,12 +9,8 @@ advantage is the same at all tokens.
 
 # B episode, T action token
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
-from siirl.algos.advantages import estimate_advantages
 from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError
 
@@ -73,33 +69,4 @@ def reward_at_finish(*, rewards_B: torch.Tensor, mask_BT: torch.Tensor) -> torch
     after_BT = kept_BT.flip(1).cumsum(1).flip(1)  # kept tokens from here on
     return torch.where(
         kept_BT & (after_BT == 1), rewards_B[:, None], torch.zeros_like(rewards_B[:, None])
-    )
-
-
-def trajectory_advantages(
-    *,
-    name: str,
-    rewards_B: torch.Tensor,
-    finish_step_B: torch.Tensor,
-    tokens_per_step: int,
-    tokens: int,
-    available: Mapping[str, Any],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns [B, T] of episodes with one reward each, by the estimator `name`.
-
-    Args:
-        name: In `siirl.algos.ADVANTAGES`.
-        rewards_B: One reward per episode, at its `finish_step`.
-        finish_step_B: Executed environment steps.
-        tokens_per_step: Action tokens of one step.
-        tokens: T, the tokens of the longest possible episode.
-        available: Further arguments of the estimator: `index`, `gamma`, `values`, `ranks` ...
-    """
-    mask_BT = executed_tokens(
-        finish_step_B=finish_step_B, tokens_per_step=tokens_per_step, tokens=tokens
-    )
-    rewards_BT = reward_at_finish(rewards_B=rewards_B, mask_BT=mask_BT)
-    return estimate_advantages(
-        name=name,
-        available={**available, "token_level_rewards": rewards_BT, "response_mask": mask_BT},
     )

@@ -185,16 +185,6 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
         "tokens": T,
     },
     trajectories.reward_at_finish: {"rewards_B": NUMBERS_B, "mask_BT": MASK_BT},
-    trajectories.trajectory_advantages: {
-        **{
-            "name": "grpo",
-            "rewards_B": NUMBERS_B,
-            "finish_step_B": torch.tensor([1, 1, 2]),
-            "tokens_per_step": 2,
-            "tokens": T,
-        },
-        "available": {"index": GROUP_B},
-    },
     clipped_value_loss: {
         **arguments(clipped_value_loss, LOSS),
         "values_BT": NUMBERS_BT,

@@ -6,7 +6,8 @@ from estimator_cases import CASES, numbers_of
 from hypothesis import given, settings
 from ragged import QUICK, SEEDS
 
-from siirl.algos.trajectories import executed_tokens, reward_at_finish, trajectory_advantages
+from siirl.algos import estimate_advantages
+from siirl.algos.trajectories import executed_tokens, reward_at_finish
 from siirl.errors import TensorError
 
 STEPS, TOKENS_PER_STEP = 4, 3
@@ -98,12 +99,16 @@ def test_every_estimator_takes_episodes(case, seed):
     }
     expected = torch.tensor(CASES[case].loop(numbers_of(columns)), dtype=torch.float64)
 
-    found, _ = trajectory_advantages(
+    mask_BT = executed_tokens(
+        finish_step_B=finish_B, tokens_per_step=TOKENS_PER_STEP, tokens=TOKENS
+    )
+    found, _ = estimate_advantages(
         name=CASES[case].name,
-        rewards_B=rewards_B,
-        finish_step_B=finish_B,
-        tokens_per_step=TOKENS_PER_STEP,
-        tokens=TOKENS,
-        available={**given, "gamma": 0.9, "lam": 0.8, **CASES[case].options},
+        available={
+            **given,
+            **{"gamma": 0.9, "lam": 0.8, **CASES[case].options},
+            "token_level_rewards": reward_at_finish(rewards_B=rewards_B, mask_BT=mask_BT),
+            "response_mask": mask_BT,
+        },
     )
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
