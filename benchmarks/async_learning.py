@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.measured_on import describe_machine
 from envs.tools.calls import CLOSING, OPENING, ToolCall, write_call
-from siirl.params.paths import find
+from siirl.files.paths import find
 from siirl.reporting.statistics import success_interval
 
 RESULTS = Path(__file__).parent / "results"

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.measured_on import describe_machine
 from benchmarks.plots import learning_curves
-from siirl.params.paths import find
+from siirl.files.paths import find
 from siirl.reporting.statistics import success_interval
 
 RESULTS = Path(__file__).parent / "results"

@@ -48,8 +48,8 @@ from envs.libero.assets import StandInWarning
 from envs.libero.suites import choose_tasks
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.execution.scheduler.ray_session import ClusterSettings, ray_session
+from siirl.files.paths import find
 from siirl.models import load_policy
-from siirl.params.paths import find
 
 RESULT = Path(__file__).parent / "results" / "libero_throughput.json"
 FIRST_SEED = 1_700_000  # starts from states that are not held out; nothing was tuned on them

@@ -34,8 +34,8 @@ import numpy as np
 import psutil
 
 from benchmarks.measured_on import describe_machine
+from siirl.files.paths import asset_path
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
-from siirl.params.paths import asset_path
 
 RESULT = Path(__file__).parent / "results" / "text_throughput.json"
 WARM_UP = 2  # steps: allocations, the optimiser's moments

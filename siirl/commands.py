@@ -142,7 +142,7 @@ def help_text() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Handle a command line without a subcommand, and return the exit status."""
-    from siirl.params.exit_status import (  # imports envs, which `script` checks first
+    from siirl.terminal.exit_status import (  # imports envs, which `script` checks first
         REFUSED,
         exit_status,
     )

@@ -22,9 +22,9 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params.command_help import described
 from siirl.params.config_groups import OPTIONAL_GROUPS, options
-from siirl.params.exit_status import exit_status
 from siirl.params.schema import Key, keys_of
 from siirl.params.training_args import SiiRLArguments
+from siirl.terminal.exit_status import exit_status
 
 BASH = r"""# siirl @VERSION@: completion for bash, made by `siirl completion bash`.
 _siirl() {

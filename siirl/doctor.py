@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def examine(subjects: Sequence[Subject]) -> int:
     """Report every subject; return 1 if the default job lacks one."""
-    from siirl.params.terminal_lines import fitted
+    from siirl.terminal.terminal_lines import fitted
 
     lacking = 0
     reported: dict[str, str] = {}  # subjects by the part that they lack
@@ -193,7 +193,7 @@ def weights() -> str:
 
 def opengl() -> str:
     """Render an image."""
-    from siirl.params.refusals import refuse
+    from siirl.errors import refuse
     from siirl.preflight.machine import opengl_problems
 
     refuse(opengl_problems())

@@ -5,7 +5,7 @@ callers may catch either. Left out: `envs` and `vjepa` do not import siirl and r
 exceptions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class SiirlError(Exception):
@@ -60,3 +60,19 @@ class InvariantError(SiirlError, RuntimeError):
 
 class TensorError(SiirlError, ValueError):
     """An invalid tensor: wrong shape, NaN or infinity, or a mask with values other than 0 and 1."""
+
+
+REFUSALS = (ConfigError, MissingAssetError, CheckpointError)
+"""Errors raised before a run starts; changing the job remedies them."""
+
+
+def refuse(problems: Sequence[SiirlError]) -> None:
+    """Raise a single error itself, or several as one ConfigError that lists them; return if there
+    is none.
+    """
+    if not problems:
+        return
+    if len(problems) == 1:
+        raise problems[0]
+    lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, start=1))
+    raise ConfigError(f"{len(problems)} problems:\n{lines}")

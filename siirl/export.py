@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 from siirl import interrupts
 from siirl.errors import SiirlError
+from siirl.files.paths import find_model
 from siirl.interrupts import leave
 from siirl.params.command_help import argument_parser, path_flag, real
-from siirl.params.exit_status import exit_status
-from siirl.params.paths import find_model
+from siirl.terminal.exit_status import exit_status
 
 MOST_GB = 1e6
 DTYPES = ("float32", "bfloat16", "float16")

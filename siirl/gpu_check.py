@@ -21,8 +21,8 @@ from siirl.gpu_checks.catalogue import CHECKS
 from siirl.gpu_checks.check_runner import run_checks
 from siirl.gpu_checks.table import describe_row, summary, write_json
 from siirl.interrupts import leave
-from siirl.params.command_help import argument_parser, cannot_write, file_flag, real
-from siirl.params.exit_status import FAILED, end
+from siirl.params.command_help import argument_parser, file_flag, real
+from siirl.terminal.exit_status import FAILED, cannot_write, end
 
 MINUTES = 8.0
 

@@ -36,22 +36,22 @@ from siirl.errors import (
     SiirlError,
     UnknownNameError,
 )
+from siirl.files.documents import is_count, read_object
 from siirl.interrupts import leave
-from siirl.params import warning_lines
 from siirl.params.command_help import argument_parser, integer, path_flag
 from siirl.params.command_line import note_repeated
-from siirl.params.documents import is_count, read_object
 from siirl.params.env_args import LARGEST_PICTURE
-from siirl.params.exit_status import FAILED, exit_status
 from siirl.params.parser import parse_first
 from siirl.params.plug_ins import import_user_modules
-from siirl.params.printable import printable
-from siirl.params.terminal_lines import say
 from siirl.reporting.agent_folders import hint, run_of_recordings
 from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.console import cell, narrow_table
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
 from siirl.reporting.run_folder import CONFIG_FILE
+from siirl.terminal import warning_lines
+from siirl.terminal.exit_status import FAILED, exit_status
+from siirl.terminal.printable import printable
+from siirl.terminal.terminal_lines import say
 
 STREAM = "replay"
 FRAMES_PER_SECOND = 20

@@ -23,7 +23,6 @@ from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.interrupts import leave
 from siirl.params.command_help import argument_parser, integer, path_flag
-from siirl.params.exit_status import exit_status
 from siirl.reporting.agent_folders import folders_of_agents, hint
 from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.comparison import COMPARISON_FILE, names_of, write_comparison
@@ -31,6 +30,7 @@ from siirl.reporting.report_page import read_run, with_earlier, write_report
 from siirl.reporting.rollout_files import KINDS, ROLLOUTS_FOLDER, read_rollouts, steps_of
 from siirl.reporting.rollout_view import show
 from siirl.reporting.run_folder import require_folder
+from siirl.terminal.exit_status import exit_status
 
 SHOWN_ROLLOUTS = 10
 

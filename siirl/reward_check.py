@@ -17,13 +17,13 @@ import sys
 from collections.abc import Sequence
 
 from siirl import interrupts
+from siirl.files.paths import named_policy
 from siirl.interrupts import leave
-from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.command_line import note_repeated
-from siirl.params.exit_status import exit_status
 from siirl.params.own_words import Word, split_words, whole_number
-from siirl.params.paths import named_policy
+from siirl.terminal import warning_lines
+from siirl.terminal.exit_status import exit_status
 
 WORDS = {
     "checkpoint": Word("", "policy folder, checkpoint, or run folder", "PATH"),

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 from envs.server_address import LOOPBACK, MAX_TOKEN_BYTES
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
+from siirl.files.paths import usable_path
 from siirl.interrupts import STOP, leave
-from siirl.params import warning_lines
 from siirl.params.command_help import help_of_words
 from siirl.params.command_line import note_repeated
-from siirl.params.exit_status import exit_status
 from siirl.params.own_words import Word, split_words, whole_number
-from siirl.params.paths import usable_path
-from siirl.params.printable import printable
+from siirl.terminal import warning_lines
+from siirl.terminal.exit_status import exit_status
+from siirl.terminal.printable import printable
 
 if TYPE_CHECKING:
     from envs.base import EnvSpec
@@ -232,7 +232,7 @@ def _read_token(file: Path) -> str:
 
 
 def _greeting(settings: ServerSettings, env: "EnvArguments", spec: "EnvSpec", port: int) -> str:
-    from siirl.params.served_line import client_command
+    from siirl.jobs.served_line import client_command
 
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url, token_file = f"http://{host}:{port}", str(settings.token_file.absolute())

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 from siirl import interrupts, program
 from siirl.interrupts import leave
-from siirl.params import warning_lines
+from siirl.jobs.threads import short_waits
 from siirl.params.command_line import Action, CommandLine, note_repeated, read_command_line
-from siirl.params.exit_status import exit_status
 from siirl.params.help import commented, help_text
 from siirl.params.parser import ParsedConfig, parse, to_yaml
-from siirl.params.terminal_lines import say, text_columns
-from siirl.params.threads import short_waits
+from siirl.terminal import warning_lines
+from siirl.terminal.exit_status import exit_status
+from siirl.terminal.terminal_lines import say, text_columns
 
 USAGE = "[group=option ...] [key=value ...]: train a policy (default: the demo)"
 

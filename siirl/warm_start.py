@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
-from siirl.params import warning_lines
 from siirl.params.command_help import argument_parser, integer, path_flag, real
 from siirl.params.command_line import note_repeated
-from siirl.params.exit_status import exit_status
 from siirl.params.model_args import LARGEST_RATE
 from siirl.params.parser import parse_config
+from siirl.terminal import warning_lines
+from siirl.terminal.exit_status import exit_status
 
 # One environment in this process collects the demonstrations.
 ALONE = (

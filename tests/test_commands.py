@@ -58,7 +58,7 @@ FIRST_SECONDS = {
     "reward-check": ("torch", "checkpoint=assets/tiny_vla"),
     "warm-start": ("torch", "--output", "out"),
     "replay": ("siirl.reporting.recorder", "run"),
-    "serve": ("siirl.params.exit_status", "env=math"),
+    "serve": ("siirl.terminal.exit_status", "env=math"),
     "report": ("siirl.reporting.report_page", "run"),
     "export": ("torch", "run", "--output", "out"),
     "doctor": ("importlib.metadata",),

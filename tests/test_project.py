@@ -170,7 +170,7 @@ def installed_wheel(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_a_wheel_finds_its_configs_and_weights(repository: Path, installed_wheel: Path) -> None:
-    show = "from siirl.params import paths; print(paths.config_dir()); print(paths.asset_path(''))"
+    show = "from siirl.files import paths; print(paths.config_dir()); print(paths.asset_path(''))"
     code = f"import sys; sys.path.insert(0, {str(installed_wheel)!r}); {show}"
     done = run(sys.executable, "-I", "-c", code, cwd=installed_wheel)
     configs, assets = map(Path, done.stdout.split())

@@ -11,6 +11,7 @@ import torch
 
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
 from siirl.errors import ConfigError
+from siirl.files.paths import find
 from siirl.imitation.warm_start_flags import DEMONSTRATIONS, DIFFERENT_DEFAULTS
 from siirl.imitation.warm_starts import check_target_noise, demonstrations_of_each
 from siirl.models import load_policy
@@ -18,7 +19,6 @@ from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
 from siirl.models.tiny_checkpoint import load_tiny
 from siirl.models.tiny_flow_vla import TinyFlowVLA
-from siirl.params.paths import find
 from siirl.warm_start import main
 
 SMALL = "actor_rollout_ref.model.options={width: 32, layers: 1, heads: 1, feed_forward: 32}"

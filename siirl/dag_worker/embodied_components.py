@@ -31,12 +31,12 @@ from siirl.engine.rollout.vla.segment_workflow import SegmentWorkflow
 from siirl.engine.training.collectives import Collectives
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError
+from siirl.files.paths import find
+from siirl.files.weight_files import learnt_tasks
 from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
 from siirl.models.weights import materialise, move_to
 from siirl.params import RewardArguments, sizes
-from siirl.params.paths import find
-from siirl.params.weight_files import learnt_tasks
 from siirl.reporting.finished_episodes import EpisodeRecorder
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder
 from vjepa.encoders import VideoEncoder, load_video_encoder

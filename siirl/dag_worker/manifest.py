@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from siirl.errors import CheckpointError
-from siirl.params.documents import is_count, is_name, read_object, read_text
+from siirl.files.documents import is_count, is_name, read_object, read_text
 
 LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
 FORMAT = "siirl-checkpoint-2"

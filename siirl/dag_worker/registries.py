@@ -24,13 +24,12 @@ from siirl.algos.policy_losses import LOSS_TRAITS, POLICY_LOSSES
 from siirl.algos.policy_losses import register_policy_loss as register_token_loss
 from siirl.compat.loss_registration import POLICY_LOSS_REGISTRY, register_policy_loss
 from siirl.engine.training.schedules import SCHEDULES, register_schedule
-from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.errors import ConfigError, SiirlError, UnknownNameError, refuse
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.function_names import resolve_function
 from siirl.params import SiiRLArguments
 from siirl.params.plug_ins import ANY_REFERENCE, import_user_modules, plug_ins
 from siirl.params.references import is_reference, load_reference
-from siirl.params.refusals import refuse
 from siirl.reporting.metric_writers import WRITERS, register_writer
 
 DOCUMENTS_LOSS = frozenset({"log_prob", "old_log_prob"})

@@ -23,6 +23,7 @@ from siirl.engine.training.batch_loss import BatchLoss, TrainStep
 from siirl.engine.training.compiled_blocks import COMPILER
 from siirl.engine.training.rank_device import set_deterministic
 from siirl.engine.training.train_engine import TrainEngine
+from siirl.files.paths import find
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import texts, trajectories
 from siirl.models.chat import load_chat_tokenizer
@@ -31,8 +32,7 @@ from siirl.models.language_model import load_language_model
 from siirl.models.tiny_vla import load_policy
 from siirl.models.weight_rows import full_tensor
 from siirl.params import ActorArguments, OptimizerArguments
-from siirl.params.compilers import has_compilers
-from siirl.params.paths import find
+from siirl.params.packages import has_compilers
 
 TINY_LM, TINY_VLA = "assets/tiny_lm", "assets/tiny_vla"
 FLOAT32_BOUND = 1e-3  # of a gradient's norm: allows for another order of sums

@@ -15,8 +15,8 @@ from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.data_coordinator.lerobot.robot_data_set import ACTION, STATE, RobotDataSet
 from siirl.data_coordinator.lerobot.task_names import tasks_of
 from siirl.errors import ConfigError, SiirlError
+from siirl.files.paths import find
 from siirl.imitation.behaviour_cloning import Demonstration
-from siirl.params.paths import find
 
 FLAG = "--lerobot"
 TOLERANCE = 1e-3

@@ -26,16 +26,16 @@ from siirl.engine.training.batch_loss import LossSum
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import ConfigError
+from siirl.files.documents import read_json
+from siirl.files.paths import find
 from siirl.imitation.sft_examples import Example, SftSource, make_example, sft_source
 from siirl.imitation.work_progress import WorkProgress
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
 from siirl.params import OptimizerArguments
-from siirl.params.documents import read_json
 from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import ModelArguments
-from siirl.params.paths import find
 from siirl.params.training_args import TrainingArguments
 
 NOTES_FILE = "warm_start.json"

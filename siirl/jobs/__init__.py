@@ -1,1 +1,1 @@
-"""Runs checked configurations: training, evaluation, LIBERO's published protocol."""
+"""Jobs behind the commands: training, evaluation, LIBERO's published protocol, model cards."""

@@ -10,8 +10,8 @@ from siirl.execution.scheduler.ray_session import (
     ClusterSettings,
     ray_session,
 )
+from siirl.jobs.threads import short_waits
 from siirl.params.cluster_args import ClusterArguments
-from siirl.params.threads import short_waits
 from siirl.preflight.ray_address import resolve_address
 
 

@@ -25,6 +25,7 @@ from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.rank_device import prepare_device
 from siirl.errors import ConfigError
 from siirl.execution.scheduler.watchdog import OwnWatch
+from siirl.files.weight_files import weight_files
 from siirl.jobs.cluster_session import session
 from siirl.jobs.libero_protocol import (
     EPISODES_FILE,
@@ -45,11 +46,9 @@ from siirl.jobs.training_run import recording_lines
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.domains import is_text
-from siirl.params.printable import printable
 from siirl.params.reward_args import reward_parts
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
-from siirl.params.weight_files import weight_files
 from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.check_text import check_player
 from siirl.preflight.early_checks import check_before_evaluation
@@ -73,6 +72,7 @@ from siirl.reporting.statistics import (
     evaluations,
     mean_scores,
 )
+from siirl.terminal.printable import printable
 
 RESULT_FILE = "evaluation.json"
 # Settings of a run's configuration that an evaluation ignores: demonstrations and further ranks.

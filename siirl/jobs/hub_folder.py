@@ -27,6 +27,8 @@ from siirl import interrupts
 from siirl.engine.training.saved_state import SHARDS, ShardedWeights
 from siirl.engine.training.tensor_files import write_tensors_in_turn
 from siirl.errors import CheckpointError, ConfigError
+from siirl.files.documents import read_json, read_object
+from siirl.files.weight_files import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, weight_files
 from siirl.jobs.model_card import Card, is_text, model_card, read_training
 from siirl.jobs.policy_place import locate
 from siirl.models.adapters import (
@@ -42,9 +44,7 @@ from siirl.models.openvla_oft import DEVIATION as OPENVLA_DEVIATION
 from siirl.models.pretrained import model_class, read_config
 from siirl.models.smolvla import VLM_FOLDER
 from siirl.models.stored_tensors import StoredTensors
-from siirl.params.documents import read_json, read_object
 from siirl.params.model_args import LoraArguments
-from siirl.params.weight_files import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, weight_files
 
 CARD_FILE = "README.md"
 RUN_CONFIG_FILE = "siirl_config.yaml"

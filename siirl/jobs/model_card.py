@@ -16,11 +16,11 @@ import yaml
 
 from siirl.dag_worker.manifest import MANIFEST
 from siirl.errors import ConfigError
-from siirl.params.documents import read_object
-from siirl.params.hub_place import DATASET, hub_place, is_hub_id
-from siirl.params.paths import find
+from siirl.files.documents import read_object
+from siirl.files.hub_place import DATASET, hub_place, is_hub_id
+from siirl.files.paths import find
+from siirl.files.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.params.policies import VISION_MODEL_TYPES
-from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.reporting.charts import KINDS_OF_EVALUATION
 from siirl.reporting.graph_drawing import read_graph, read_graph_id
 from siirl.reporting.jsonl import read_rows

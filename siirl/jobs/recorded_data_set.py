@@ -21,14 +21,14 @@ from envs.registry import make_env
 from siirl.data_coordinator.lerobot.data_set_writer import DataSetWriter
 from siirl.data_coordinator.lerobot.robot_data_set import RobotEpisode
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
-from siirl.params.exit_status import FAILED
 from siirl.params.parser import parse_first
 from siirl.params.plug_ins import import_user_modules
-from siirl.params.printable import printable
-from siirl.params.terminal_lines import say
 from siirl.reporting.agent_folders import run_of_recordings
 from siirl.reporting.recorder import write_video
 from siirl.reporting.run_folder import CONFIG_FILE
+from siirl.terminal.exit_status import FAILED
+from siirl.terminal.printable import printable
+from siirl.terminal.terminal_lines import say
 
 Row = dict[str, Any]
 CAMERA = "observation.images.camera_{number}"

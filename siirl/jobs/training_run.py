@@ -37,7 +37,6 @@ from siirl.params.cluster_args import ClusterArguments
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
 from siirl.params.parser import to_tree
-from siirl.params.printable import printable
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
 from siirl.preflight.group_placement import scheduled
@@ -58,6 +57,7 @@ from siirl.reporting.report_page import LiveReport
 from siirl.reporting.rollout_files import ROLLOUTS_FOLDER
 from siirl.reporting.sentinels import Sentinels
 from siirl.reporting.statistics import SuccessInterval, evaluations, mean_scores
+from siirl.terminal.printable import printable
 
 if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine

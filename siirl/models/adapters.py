@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from siirl.errors import CheckpointError, ConfigError, UnknownNameError
+from siirl.files.documents import is_count, read_object
 from siirl.models.weight_rows import Assembly, Rows
-from siirl.params.documents import is_count, read_object
 from siirl.params.model_args import LoraArguments
 
 ADAPTER = "default"  # peft's name of the one adapter

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from envs.surrogates import without_surrogates
 from siirl.errors import ConfigError, MissingAssetError
+from siirl.files.documents import check_texts
 from siirl.models.hub import cached_folder
 from siirl.models.pretrained import (
     damage_named,
@@ -23,7 +24,6 @@ from siirl.models.pretrained import (
     picture_model_config,
     source_of,
 )
-from siirl.params.documents import check_texts
 from siirl.params.key_names import MODEL_PATH
 
 if TYPE_CHECKING:  # the module needs gymnasium

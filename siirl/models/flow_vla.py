@@ -30,11 +30,11 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from siirl.algos.flow_distributions import FlowDistribution, FlowNoise, FlowSDE
+from siirl.files.weight_files import CONFIG_FILE
 from siirl.models.action_tokenizer import ContinuousActions
 from siirl.models.flow_noise import LEARNT, SDE
 from siirl.models.policy import Policy
 from siirl.models.prefix_layers import Prefix
-from siirl.params.weight_files import CONFIG_FILE
 
 PADDING = -1  # after the last token of an instruction; no token has this id
 PROCESSORS = ("policy_preprocessor*", "policy_postprocessor*")

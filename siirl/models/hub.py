@@ -10,9 +10,9 @@ import logging
 from pathlib import Path
 
 from siirl.errors import ConfigError, MissingAssetError
-from siirl.params.hub_files import PATIENCE_S
-from siirl.params.hub_refusals import refusal
-from siirl.params.weight_files import CONFIG_FILE, LANGUAGE_MODEL_FOLDER
+from siirl.files.hub_files import PATIENCE_S
+from siirl.files.hub_refusals import refusal
+from siirl.files.weight_files import CONFIG_FILE, LANGUAGE_MODEL_FOLDER
 
 logger = logging.getLogger(__name__)
 

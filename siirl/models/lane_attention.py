@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from siirl.params.compilers import has_compilers
+from siirl.params.packages import has_compilers
 
 NAME = "siirl_lanes"  # of the attention function among transformers' own
 

@@ -22,6 +22,8 @@ from tokenizers import Tokenizer
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from envs.libero.openvla_conventions import published_image
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.files.documents import is_count, read_object
+from siirl.files.weight_files import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 from siirl.models.action_tokenizer import ContinuousActions
 from siirl.models.flow_noise import LEARNT, require_noise
 from siirl.models.flow_vla import (
@@ -34,8 +36,6 @@ from siirl.models.flow_vla import (
 )
 from siirl.models.lerobot_scales import ACTION, STATE, ProcessorSteps, read_scale
 from siirl.models.weights import stored_shapes
-from siirl.params.documents import is_count, read_object
-from siirl.params.weight_files import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 
 CAMERA = "VISUAL"
 EMPTY_CAMERA = "observation.images.empty_camera_"

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from siirl.errors import CheckpointError, MissingAssetError
+from siirl.files.documents import read_object
 from siirl.models.flow_vla import Scale
 from siirl.models.stored_tensors import StoredTensors
-from siirl.params.documents import read_object
 
 STATE, ACTION = "observation.state", "action"
 ProcessorSteps = Mapping[str, Sequence[str]]

@@ -28,15 +28,15 @@ from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from envs.libero.openvla_conventions import BINS, IMAGE_SIZE, Quantiles, read_statistics
 from envs.libero.suites import ACTION_SIZE
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
+from siirl.files.documents import read_object
+from siirl.files.weight_files import CONFIG_FILE, PREPROCESSOR_FILE, TOKENIZER_FILE
 from siirl.models.openvla import OpenVLA
 from siirl.models.openvla_oft import DEVIATION, OpenVLAOFT, OpenVLARegression
 from siirl.models.openvla_policy import OpenVLANumbers, OpenVLAPolicy, OpenVLATokenizer, Parts
 from siirl.models.openvla_vision import VisionEncoder, encoder_shape
 from siirl.models.timm_vision import TimmEncoder
 from siirl.models.weights import materialise, plan_weights, stored_shapes
-from siirl.params.documents import read_object
 from siirl.params.references import check_options
-from siirl.params.weight_files import CONFIG_FILE, PREPROCESSOR_FILE, TOKENIZER_FILE
 
 CONFIG_KEYS = ("timm_model_ids", "image_sizes", "text_config", "pad_token_id", "pad_to_multiple_of")
 VISION = "vision_backbone."

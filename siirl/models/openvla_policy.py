@@ -35,12 +35,12 @@ from envs.libero.openvla_conventions import (
     prompt,
 )
 from siirl.errors import ConfigError
+from siirl.files.weight_files import CONFIG_FILE, PREPROCESSOR_FILE, TOKENIZER_FILE
 from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.flops import decoder_flops, image_flops, linear_flops
 from siirl.models.language_model import recompute_activations
 from siirl.models.openvla_vision import MLP, VisionBackbone, VisionEncoder, encoder_shape
 from siirl.models.policy import Policy
-from siirl.params.weight_files import CONFIG_FILE, PREPROCESSOR_FILE, TOKENIZER_FILE
 
 COPIED_FILES = (
     CONFIG_FILE,

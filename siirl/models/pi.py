@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from siirl.errors import ConfigError
+from siirl.files.weight_files import TOKENIZER_FILE
 from siirl.models.flow_vla import (
     PADDING,
     FlowSettings,
@@ -28,7 +29,6 @@ from siirl.models.flow_vla import (
 from siirl.models.pi_network import Pi0Network, Pi05Network, PiNetwork
 from siirl.models.pi_parts import NetworkShape
 from siirl.models.prefix_layers import Prefix
-from siirl.params.weight_files import TOKENIZER_FILE
 
 BINS = np.linspace(-1, 1, 256 + 1)[:-1]
 """Lower ends of the bins of a scaled state (openpi's `PaligemmaTokenizer.tokenize`)."""

@@ -24,6 +24,8 @@ from tokenizers import Tokenizer
 
 from envs.base import EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.files.paths import find
+from siirl.files.weight_files import TOKENIZER_FILE
 from siirl.models.flow_noise import LEARNT, NOISE_LEVEL, SDE, require_read
 from siirl.models.flow_vla import DEVIATION
 from siirl.models.lerobot_folder import (
@@ -39,9 +41,7 @@ from siirl.models.pi import Pi, Pi0, Pi05
 from siirl.models.pi_network import freeze
 from siirl.models.pi_parts import GemmaShape, NetworkShape, VisionShape
 from siirl.models.weights import PlannedWeights, materialise, plan_weights, stored_shapes
-from siirl.params.paths import find
 from siirl.params.references import check_options
-from siirl.params.weight_files import TOKENIZER_FILE
 
 COUNTS = (
     "chunk_size",

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.files.weight_files import WEIGHTS_FILE
 from siirl.models.policy import Policy
 from siirl.models.tiny_vla import load_policy
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.references import load_reference
-from siirl.params.weight_files import WEIGHTS_FILE
 
 __all__ = ["build_policy", "load_policy", "save_policy"]
 

@@ -14,14 +14,8 @@ import safetensors
 import torch
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
-from siirl.models.adapters import adapted_layers, add_adapters
-from siirl.models.hub import cached_folder, find_on_hub
-from siirl.models.weights import PlannedWeights, load_weights, plan_weights
-from siirl.params.key_names import MODEL_PATH
-from siirl.params.model_args import LoraArguments
-from siirl.params.paths import find
-from siirl.params.policies import VISION_MODEL_TYPES
-from siirl.params.weight_files import (
+from siirl.files.paths import find
+from siirl.files.weight_files import (
     CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
     WEIGHTS_FILE,
@@ -30,6 +24,12 @@ from siirl.params.weight_files import (
     stored_policy,
     weight_files,
 )
+from siirl.models.adapters import adapted_layers, add_adapters
+from siirl.models.hub import cached_folder, find_on_hub
+from siirl.models.weights import PlannedWeights, load_weights, plan_weights
+from siirl.params.key_names import MODEL_PATH
+from siirl.params.model_args import LoraArguments
+from siirl.params.policies import VISION_MODEL_TYPES
 
 MINIATURE_TOKENS = 64  # size of the vocabulary of `miniature`
 

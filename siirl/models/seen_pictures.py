@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from envs.question_pictures import PLACEHOLDER, PictureSource
 from siirl.errors import CheckpointError, MissingAssetError
-from siirl.params.weight_files import CONFIG_FILE, PREPROCESSOR_FILE
+from siirl.files.weight_files import CONFIG_FILE, PREPROCESSOR_FILE
 
 PICTURES_KEPT = 64  # decoded at a time: the rollouts of a group run close together
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from transformers import SmolVLMConfig
 
+from siirl.files.weight_files import CONFIG_FILE, TOKENIZER_FILE
 from siirl.models.flow_vla import FlowSettings, FlowVLA, InputOutputFormat, NormalisedActions
 from siirl.models.smolvla_network import NetworkShape, SmolVLANetwork
-from siirl.params.weight_files import CONFIG_FILE, TOKENIZER_FILE
 
 VLM_FOLDER = "vlm"
 VLM_FILES = (CONFIG_FILE, TOKENIZER_FILE, "tokenizer_config.json")

@@ -17,6 +17,11 @@ from transformers import SmolVLMConfig
 
 from envs.base import EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.files.documents import read_object
+from siirl.files.hub_files import local_copy
+from siirl.files.hub_place import MODEL, HubPlace
+from siirl.files.paths import find
+from siirl.files.weight_files import CONFIG_FILE, may_be_hub_id
 from siirl.models.flow_noise import LEARNT, NOISE_LEVEL, SDE, require_read
 from siirl.models.flow_vla import DEVIATION
 from siirl.models.lerobot_folder import (
@@ -30,12 +35,7 @@ from siirl.models.lerobot_folder import (
 from siirl.models.smolvla import VLM_FILES, VLM_FOLDER, SmolVLA
 from siirl.models.smolvla_network import NetworkShape, freeze
 from siirl.models.weights import materialise, plan_weights
-from siirl.params.documents import read_object
-from siirl.params.hub_files import local_copy
-from siirl.params.hub_place import MODEL, HubPlace
-from siirl.params.paths import find
 from siirl.params.references import check_options
-from siirl.params.weight_files import CONFIG_FILE, may_be_hub_id
 
 KIND = PolicyKind(
     type="smolvla",

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from siirl.errors import CheckpointError
-from siirl.params.weight_files import HEADER_LENGTH
+from siirl.files.weight_files import HEADER_LENGTH
 
 BUFFER_BYTES = 16 * 1024 * 1024
 PAGE_BYTES = 4096

@@ -30,8 +30,8 @@ from torch import nn
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.errors import CheckpointError
+from siirl.files.weight_files import CONFIG_FILE
 from siirl.models.policy import Policy
-from siirl.params.weight_files import CONFIG_FILE
 
 if TYPE_CHECKING:
     import gymnasium

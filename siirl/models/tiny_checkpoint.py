@@ -14,12 +14,12 @@ import torch
 
 from envs.base import EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
+from siirl.files.documents import is_count, read_object
+from siirl.files.weight_files import CONFIG_FILE, WEIGHTS_FILE, weight_files
 from siirl.models.tiny_backbone import TinyConfig, TinyPolicy
 from siirl.models.weights import load_weights, plan_weights
-from siirl.params.documents import is_count, read_object
 from siirl.params.policies import POLICIES
 from siirl.params.references import check_options
-from siirl.params.weight_files import CONFIG_FILE, WEIGHTS_FILE, weight_files
 
 MOST_WORDS = 4096  # of an instruction; those of robots' tasks have a dozen
 Tiny = TypeVar("Tiny", bound=TinyPolicy)

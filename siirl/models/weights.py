@@ -19,11 +19,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from siirl.errors import CheckpointError
+from siirl.files.weight_files import weight_files
 from siirl.models.adapters import ADAPTER, Adaptable, name_without_adapters, stored_adapters
 from siirl.models.checksum import checksum
 from siirl.models.stored_tensors import StoredTensors, local_part
 from siirl.params.model_args import LoraArguments
-from siirl.params.weight_files import weight_files
 
 
 @dataclass
@@ -92,7 +92,7 @@ def plan_weights(
     Args:
         module: Module with all its weights, possibly on the meta device.
         place: A safetensors file, or a folder with one or several (see
-            `siirl.params.weight_files.weight_files`); adapters in a folder are merged.
+            `siirl.files.weight_files.weight_files`); adapters in a folder are merged.
         left_out: Names in the files that the module does not need.
         renamed: Maps a name in the files to the module's.
         further: Weights from elsewhere.

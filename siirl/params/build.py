@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
-from siirl.params.paths import fault_of_path
+from siirl.files.paths import fault_of_path
 from siirl.params.schema import default_of, fields_of, join, keys_of, type_name, unknown_key
 
 Arguments = TypeVar("Arguments")

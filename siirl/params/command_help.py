@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from siirl import program
+from siirl.files.paths import fault_of_path
 from siirl.params.command_line import note_replaced
 from siirl.params.own_words import LONGEST_NUMBER, Word
-from siirl.params.paths import fault_of_path
-from siirl.params.terminal_lines import text_columns
+from siirl.terminal.terminal_lines import text_columns
 
 EXAMPLE = "    "  # indent of the examples in a docstring
 COLUMN = 22  # where the meaning of a word begins
@@ -92,13 +92,6 @@ def _flag_of(kind: Callable[[str], Number], expected: str) -> Callable[[str], Nu
 
 integer = _flag_of(int, "a whole number, for example 3")
 real = _flag_of(float, "a number, for example 0.5")  # NaN and infinity are numbers
-
-
-def cannot_write(place: str, error: OSError) -> str:
-    """The sentence for a file of `place`, or the command's output, that cannot be written."""
-    if error.filename is None:  # stdout is full
-        return f"The output cannot be written: {error.strerror}."
-    return f"{place} cannot be written: {error.strerror} ({error.filename}). Choose another place."
 
 
 def help_of_words(text: str, module: str, words: Mapping[str, Word]) -> str:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.config_groups import options
-from siirl.params.terminal_lines import say
+from siirl.terminal.terminal_lines import say
 
 
 class Action(Enum):

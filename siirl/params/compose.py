@@ -17,11 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
+from siirl.files.paths import config_dir, usable_path, why_no_file
+from siirl.files.yaml_files import UNREADABLE, describe_yaml_error, read_plain
+from siirl.files.yaml_text import check_expansion
 from siirl.params.aliases import Assignment
 from siirl.params.config_groups import OPTIONAL_GROUPS, PRIMARY, options
-from siirl.params.paths import config_dir, usable_path, why_no_file
-from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
-from siirl.params.yaml_text import check_expansion
 
 OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
 LONGEST_DERIVED_NAME = 60  # characters, of at most four bytes each: a folder has 255

@@ -4,7 +4,7 @@ Imports no Hydra, so that shell completion is fast.
 """
 
 from siirl.errors import MissingAssetError
-from siirl.params.paths import config_dir
+from siirl.files.paths import config_dir
 
 PRIMARY = "train"
 OPTIONAL_GROUPS = frozenset({"reward", "experiment"})  # null by default: pipeline= and env= choose

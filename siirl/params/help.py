@@ -10,8 +10,8 @@ from siirl.params.build import as_text
 from siirl.params.command_help import paragraph
 from siirl.params.config_groups import options, summary
 from siirl.params.schema import Key, groups_of, join, keys_of, type_name
-from siirl.params.terminal_lines import USUAL_COLUMNS, text_columns
 from siirl.params.training_args import SiiRLArguments
+from siirl.terminal.terminal_lines import USUAL_COLUMNS, text_columns
 
 YAML_INDENT = 2
 

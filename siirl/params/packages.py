@@ -1,6 +1,8 @@
-"""Optional packages of a run and their install commands; checked without importing them."""
+"""Optional packages and compilers: whether they are installed, without importing them."""
 
 import importlib.util
+import os
+import shutil
 
 from siirl.errors import ConfigError
 
@@ -18,3 +20,9 @@ def require_vllm() -> None:
             f"actor_rollout_ref.rollout.name=vllm, but vLLM is not installed. Type: {INSTALL_VLLM} "
             "  or choose rollout=hf."
         )
+
+
+def has_compilers(*, gpu: bool) -> bool:
+    """Whether torch.compile finds what it needs: a C++ compiler and, for a GPU, Triton."""
+    found = shutil.which(os.environ.get("CXX", "g++")) is not None
+    return found and (not gpu or importlib.util.find_spec("triton") is not None)

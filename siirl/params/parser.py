@@ -20,7 +20,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.errors import ConfigError, SiirlError, UnknownNameError, refuse
+from siirl.files.yaml_files import describe_yaml_error
 from siirl.params import compose
 from siirl.params.agents import configs_of_entries
 from siirl.params.aliases import (
@@ -39,12 +40,10 @@ from siirl.params.config_groups import options
 from siirl.params.home_paths import quote_homes
 from siirl.params.key_names import TRAIN_FILES
 from siirl.params.policies import LANGUAGE_MODEL
-from siirl.params.refusals import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.user_groups import load_user_groups
 from siirl.params.user_settings import UserSettings, given_by, value_at
-from siirl.params.yaml_files import describe_yaml_error
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from envs.deadlines import SHORTEST_DEADLINE_S
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.files.paths import usable_path, why_no_file
 from siirl.params.fields import option
-from siirl.params.paths import usable_path, why_no_file
 from siirl.params.references import check_reference, is_reference
 from vjepa.reward_settings import TrajectoryRewardConfig
 

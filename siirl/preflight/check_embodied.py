@@ -13,15 +13,15 @@ from siirl.dag_worker.embodied_components import make_encoder
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
 from siirl.errors import ConfigError, SiirlError
+from siirl.files.paths import find
+from siirl.files.weight_files import parameters_in
 from siirl.models import ActionTokenizer, ContinuousActions
 from siirl.models.policy_loader import build_policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
 from siirl.params.key_names import MODEL_POLICY
-from siirl.params.paths import find
 from siirl.params.references import check_call, is_reference, load_reference
 from siirl.params.reward_args import RewardArguments
-from siirl.params.weight_files import parameters_in
 from siirl.preflight.machine import total_memory_bytes
 from siirl.preflight.memory import size_text
 

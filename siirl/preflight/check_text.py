@@ -15,6 +15,8 @@ from siirl.data_coordinator.prompts.split import check_lengths
 from siirl.engine.reward_manager.text_parts import FunctionPart
 from siirl.engine.rollout.text_workflow import check_own_workflow
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.files.paths import find
+from siirl.files.weight_files import may_be_hub_id, parameters_in
 from siirl.models.chat import ChatTokenizer
 from siirl.models.hub import find_on_hub
 from siirl.models.language_model import LanguageModel
@@ -25,14 +27,12 @@ from siirl.params.critic_args import CriticArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.key_names import MODEL_PATH
 from siirl.params.model_args import ActorRolloutRefArguments, RewardModelArguments
-from siirl.params.paths import find
 from siirl.params.reward_args import (
     CustomRewardArguments,
     RewardArguments,
     RewardPart,
     reward_parts,
 )
-from siirl.params.weight_files import may_be_hub_id, parameters_in
 from siirl.preflight.plan_text import ROWS_BEFORE_START
 
 # parameters: smaller models are loaded before the start as well, in a second or two

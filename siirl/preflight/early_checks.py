@@ -5,12 +5,11 @@ import os
 from collections.abc import Callable, Collection, Sequence
 
 from envs.base import EnvSpec
-from siirl.errors import ConfigError, MissingAssetError, SiirlError
+from siirl.errors import ConfigError, MissingAssetError, SiirlError, refuse
 from siirl.params.agents import group_configs, owners, place_of
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
-from siirl.params.refusals import refuse
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.agent_checks import (
     agent_problems,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from siirl.dag_worker.stages import compute_reward, generate
-from siirl.errors import ConfigError, SiirlError
+from siirl.errors import ConfigError, SiirlError, refuse
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.function_names import describe
 from siirl.execution.dag.resource_groups import ROLLOUT, TRAIN, acts, cut_graph
@@ -25,7 +25,6 @@ from siirl.params import sizes
 from siirl.params.agents import config_of_group
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
-from siirl.params.refusals import refuse
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.agent_checks import by_group
 from siirl.preflight.critic_checks import mini_batches_of

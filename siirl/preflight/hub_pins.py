@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from siirl.errors import MissingAssetError
-from siirl.params.hub_files import local_copy
-from siirl.params.hub_place import DATASET, MODEL, SCHEME, HubPlace, hub_place, is_hub_id
-from siirl.params.paths import find, not_as_id
+from siirl.files.hub_files import local_copy
+from siirl.files.hub_place import DATASET, MODEL, SCHEME, HubPlace, hub_place, is_hub_id
+from siirl.files.paths import find, not_as_id
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.training_args import SiiRLArguments
 
@@ -54,7 +54,7 @@ def pin_hub_places(config: SiiRLArguments) -> None:
 
     Raises:
         ConfigError: As `names_of_hub`.
-        MissingAssetError: See `siirl.params.hub_files.local_copy`.
+        MissingAssetError: See `siirl.files.hub_files.local_copy`.
     """
     pinned = {
         (key, value): _pinned(key, value, place) for key, value, place in names_of_hub(config)

@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from envs.base import EnvSpec
-from siirl.errors import ConfigError, MissingAssetError, SiirlError
+from siirl.errors import ConfigError, MissingAssetError, SiirlError, refuse
 from siirl.params import sizes
 from siirl.params.cluster_args import ClusterArguments
-from siirl.params.compilers import has_compilers
 from siirl.params.domains import VLLM
 from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments
-from siirl.params.refusals import refuse
+from siirl.params.packages import has_compilers
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.sizes import GIB
-from siirl.params.terminal_lines import say
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.memory import (
     episodes_at_once,
@@ -29,6 +27,7 @@ from siirl.preflight.memory import (
     simulation_problems,
 )
 from siirl.preflight.ray_address import address_problems
+from siirl.terminal.terminal_lines import say
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"

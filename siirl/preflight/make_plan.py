@@ -11,6 +11,7 @@ from envs.base import EnvSpec
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.drawing import drawn
 from siirl.execution.dag.task_loader import trained_models, update_nodes
+from siirl.files.weight_files import learnt_tasks
 from siirl.params import sizes
 from siirl.params.agents import rows_of_step, rows_per_episode
 from siirl.params.dag_args import DagArguments
@@ -19,7 +20,6 @@ from siirl.params.domains import SERVER
 from siirl.params.model_args import ModelArguments
 from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
-from siirl.params.weight_files import learnt_tasks
 from siirl.preflight.duration import estimated_minutes
 from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import disk_bytes, training_memory

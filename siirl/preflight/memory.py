@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from envs.base import IMAGES, EnvSpec
 from siirl.dag_worker.manifest import KEPT_CHECKPOINTS
 from siirl.errors import CheckpointError, ConfigError, SiirlError
+from siirl.files.documents import read_object
+from siirl.files.paths import find
+from siirl.files.weight_files import CONFIG_FILE, parameters_in
 from siirl.params import sizes
 from siirl.params.data_args import DataArguments
-from siirl.params.documents import read_object
 from siirl.params.domains import VLLM
 from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import ModelArguments
-from siirl.params.paths import find
 from siirl.params.policies import EXPERT_ONLY, FROZEN
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
-from siirl.params.weight_files import CONFIG_FILE, parameters_in
 
 WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
 RAY_BYTES = 830e6  # the driver process (430 MB) and Ray's own processes

@@ -17,9 +17,9 @@ from typing import Any
 
 from envs.libero.openvla_conventions import IMAGE_SIZE
 from envs.libero.suites import ACTION_SIZE, PROPRIOCEPTION_SIZE
+from siirl.files.documents import read_object
+from siirl.files.weight_files import CONFIG_FILE
 from siirl.models.openvla_vision import EncoderShape, encoder_shape
-from siirl.params.documents import read_object
-from siirl.params.weight_files import CONFIG_FILE
 
 
 @dataclass(frozen=True)

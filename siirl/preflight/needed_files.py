@@ -7,17 +7,17 @@ from pathlib import Path
 
 from siirl.dag_worker.manifest import has_checkpoint
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
-from siirl.params import sizes
-from siirl.params.paths import find, why_no_file
-from siirl.params.policies import LANGUAGE_MODEL
-from siirl.params.training_args import SiiRLArguments, TrainingArguments
-from siirl.params.weight_files import (
+from siirl.files.paths import find, why_no_file
+from siirl.files.weight_files import (
     CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
     check_safetensors,
     may_be_hub_id,
     weight_files,
 )
+from siirl.params import sizes
+from siirl.params.policies import LANGUAGE_MODEL
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
 SHIPPED_ENCODERS = {"tiny": "assets/vjepa_tiny"}
 BUILT_IN_ENCODERS = ("random", "pixels")  # baselines without weights

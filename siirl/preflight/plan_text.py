@@ -4,12 +4,12 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from siirl.params.printable import printable
-from siirl.params.terminal_lines import USUAL_COLUMNS
 from siirl.preflight.gpu_fit import table_lines
 from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import counted, shortage, size_text
 from siirl.preflight.plan import Plan, listed
+from siirl.terminal.printable import printable
+from siirl.terminal.terminal_lines import USUAL_COLUMNS
 
 LEAST_TEXT = 40  # columns beside a topic; on a narrower terminal the text goes below it
 BELOW = 4  # indent of that text

@@ -19,7 +19,7 @@ from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.stages import generate, single_decisions
 from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.engine.reward_manager import check_own_manager
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, refuse
 from siirl.execution.dag import NodeRole, TaskGraph, order_for_kl_in_reward
 from siirl.execution.dag.buffers import check_buffers
 from siirl.execution.dag.job_graph import check_one_policy, skip_unused, sync_at_the_end
@@ -35,7 +35,6 @@ from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.key_names import MODEL_POLICY
 from siirl.params.model_args import ActorArguments
-from siirl.params.refusals import refuse
 from siirl.params.training_args import TrainingArguments
 from siirl.params.user_settings import value_at
 from siirl.preflight.check_embodied import (

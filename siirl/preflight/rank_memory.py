@@ -16,11 +16,11 @@ from functools import cached_property
 from math import ceil
 
 from envs.base import EnvSpec
+from siirl.files.paths import find
 from siirl.params import sizes
 from siirl.params.data_args import DataArguments
 from siirl.params.domains import SERVER, VLLM, is_text
 from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
-from siirl.params.paths import find
 from siirl.params.reward_args import RewardArguments
 from siirl.params.sizes import GIB
 from siirl.params.training_args import SiiRLArguments

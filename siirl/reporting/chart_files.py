@@ -16,8 +16,8 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
 from siirl.errors import ConfigError
-from siirl.params.printable import printable
 from siirl.reporting.charts import Chart, Row, compared_charts, own_charts, run_charts, task_charts
+from siirl.terminal.printable import printable
 
 # Okabe and Ito's palette, distinguishable with any colour vision (jfly.uni-koeln.de/color). For
 # stacks of many stages, five of Tol's colours follow (personal.sron.nl/~pault).

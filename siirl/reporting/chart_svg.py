@@ -11,9 +11,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from siirl.params.printable import printable
 from siirl.reporting.charts import Chart, Point, Series, heights
 from siirl.reporting.numbers import number
+from siirl.terminal.printable import printable
 
 WIDTH, HEIGHT = 460, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 26

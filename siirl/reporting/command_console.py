@@ -8,7 +8,7 @@ from rich.console import Console
 
 
 class CommandConsole(Console):
-    """A console whose closed output is an error, which `siirl.params.exit_status` handles.
+    """A console whose closed output is an error, which `siirl.terminal.exit_status` handles.
 
     rich's own console ends the process with status 1, and a thread without a message.
     """

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from siirl.files.yaml_text import check_expansion
 from siirl.params.build import as_text
 from siirl.params.schema import Key, keys_of
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.user_settings import UserSettings
-from siirl.params.yaml_text import check_expansion
 
 
 class Difference(NamedTuple):

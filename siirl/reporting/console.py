@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from siirl.params.printable import printable
 from siirl.reporting.metrics import Reduced
 from siirl.reporting.numbers import NUMBER_WIDTH, number, percent
 from siirl.reporting.progress import Heartbeat, Progress, duration
@@ -30,6 +29,7 @@ from siirl.reporting.statistics import (
     mean_scores,
     success_interval,
 )
+from siirl.terminal.printable import printable
 
 _HEADER_EVERY = 20  # rows: about one screen
 _STAGES_SHOWN = 5

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from siirl.algos.call import register_in
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.params.terminal_lines import say
 from siirl.reporting.console import ConsoleWriter
 from siirl.reporting.jsonl import JsonlFile
 from siirl.reporting.metrics import Reduced
@@ -23,6 +22,7 @@ from siirl.reporting.quantiles import quantiles
 from siirl.reporting.trackio_writer import TrackioWriter
 from siirl.reporting.wandb_writer import WandbWriter
 from siirl.reporting.writer_contract import MetricWriter, RunDescription, RunWriter
+from siirl.terminal.terminal_lines import say
 
 METRICS_FILE = "metrics.jsonl"
 WARNINGS_FILE = "warnings.txt"

@@ -16,7 +16,7 @@ from typing import Any
 
 from siirl import __version__
 from siirl.errors import CheckpointError
-from siirl.params.documents import read_object
+from siirl.files.documents import read_object
 from siirl.params.user_settings import GivenKey, UserSettings
 
 ORIGIN_FILE = "origin.json"

@@ -18,9 +18,9 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from siirl.params.printable import printable
-from siirl.params.terminal_lines import folded
 from siirl.reporting.command_console import CommandConsole
+from siirl.terminal.printable import printable
+from siirl.terminal.terminal_lines import folded
 
 _BAR_WIDTH = 12  # so that the activity fits beside it in 80 columns
 _RECENT_STEPS = 10

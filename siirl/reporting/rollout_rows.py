@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from siirl.params.documents import is_count
+from siirl.files.documents import is_count
 
 LARGEST = 1e300  # bound of numbers, so that they can be printed and summed
 Check = Callable[[Any], bool]

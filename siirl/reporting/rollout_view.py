@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from siirl.params.printable import printable
+from siirl.terminal.printable import printable
 
 Row = Mapping[str, Any]
 # Characters of the question and of the answer in a headline: both fit a terminal's line.

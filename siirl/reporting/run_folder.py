@@ -10,13 +10,12 @@ from datetime import datetime
 from pathlib import Path
 
 from siirl import interrupts, stacks
-from siirl.errors import ConfigError, MissingAssetError, RunFailed
+from siirl.errors import REFUSALS, ConfigError, MissingAssetError, RunFailed
 from siirl.params.parser import to_yaml
-from siirl.params.refusals import REFUSALS
-from siirl.params.resume_line import describe_resume
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.user_settings import UserSettings
 from siirl.reporting.origin import ORIGIN_FILE, write_origin
+from siirl.terminal.resume_line import describe_resume
 
 CONFIG_FILE, PLAN_FILE, GRAPH_FILE = "config.yaml", "plan.txt", "graph.json"
 PROBE_FILE = ".probe"

@@ -35,7 +35,7 @@ from siirl.execution.scheduler.launch import MeetingPoint
 from siirl.execution.scheduler.placement import machines
 from siirl.execution.scheduler.process_group_manager import choose_backend
 from siirl.execution.scheduler.ray_session import ClusterSettings, ray_session
-from siirl.params.threads import short_waits
+from siirl.jobs.threads import short_waits
 
 MakeRollout = Callable[[], InferenceEngine]
 """Called in each rollout process to make its engine; the acting module is `engine.engine.model`."""

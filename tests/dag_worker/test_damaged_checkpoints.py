@@ -20,13 +20,13 @@ from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError, ConfigError
 from siirl.execution.dag import Node, NodeType, TaskGraph
 from siirl.execution.dag.builtin_pipelines import grpo_pipeline
+from siirl.files.weight_files import check_safetensors, weight_files
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.adapters import stored_adapters
 from siirl.models.policy_loader import load_policy, save_policy
 from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
 from siirl.params.compose import load_file
-from siirl.params.resume_line import describe_resume
-from siirl.params.weight_files import check_safetensors, weight_files
+from siirl.terminal.resume_line import describe_resume
 
 MANY = settings(
     max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse
 
 from siirl.dag_worker.events import StepDone
 from siirl.errors import TooManyFailures
+from siirl.files.paths import find
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
-from siirl.params.paths import find
 from siirl.reporting.rollout_files import read_rollouts
 from tests.engine.inference_servers import Faults, serving
 

@@ -18,11 +18,11 @@ from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.reference import WithoutAdapter
 from siirl.engine.reward_manager.reward_model import load_reward_model
 from siirl.engine.training.collectives import OneProcess
+from siirl.files.paths import find
 from siirl.params import RewardModelArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.model_args import LoraArguments
 from siirl.params.parser import parse_config
-from siirl.params.paths import find
 from siirl.preflight.prepare import load_graph
 from siirl.reporting.rollout_files import read_rollouts
 

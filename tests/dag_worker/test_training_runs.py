@@ -12,9 +12,9 @@ from one_process import run, untimed
 from envs.registry import env_spec
 from siirl.dag_worker.events import StepDone
 from siirl.errors import ConfigError, InvariantError
+from siirl.files.weight_files import learnt_tasks
 from siirl.models import load_policy
 from siirl.models.policy_loader import build_policy, save_policy
-from siirl.params.weight_files import learnt_tasks
 
 SMALL = (
     "pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", "cluster=local", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=3",

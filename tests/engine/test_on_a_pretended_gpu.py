@@ -28,11 +28,11 @@ from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.weight_sync import ActingModule, acting_copy
+from siirl.files.paths import find
 from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
 from siirl.models.weight_rows import in_rows
 from siirl.params import ActorArguments
-from siirl.params.paths import find
 from tests.models.published_flows import robot
 from tests.models.test_openvla_oft import spec_of
 from tests.models.test_pi import make as make_pi

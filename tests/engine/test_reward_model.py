@@ -11,8 +11,8 @@ from siirl.engine.reward_manager import EpisodeOutcomes
 from siirl.engine.reward_manager.reward_model import load_reward_model, make_reward_model
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.files.paths import find
 from siirl.params import RewardArguments, RewardModelArguments, SiiRLArguments
-from siirl.params.paths import find
 from tests.engine.text_managers import text_manager
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

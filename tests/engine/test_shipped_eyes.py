@@ -8,10 +8,10 @@ import json
 import pytest
 
 from benchmarks.counted_dots import MOST, dots_rows
+from siirl.files.paths import find
 from siirl.imitation.sft import NOTES_FILE, measure_answers
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
-from siirl.params.paths import find
 
 FOLDER = "assets/tiny_vlm"
 

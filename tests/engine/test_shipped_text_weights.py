@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from siirl.files.paths import find
 from siirl.imitation.sft import NOTES_FILE, Questions, measure_answers
 from siirl.imitation.sft_examples import sft_source
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
 from siirl.params.parser import parse_config
-from siirl.params.paths import find
 
 
 @pytest.mark.parametrize("env", ["math", "tools", "sandbox"])

@@ -11,7 +11,7 @@ import pytest
 from real_run import CARTPOLE, SMALL_JOB
 from terminal import Terminal
 
-from siirl.params.paths import find
+from siirl.files.paths import find
 
 pytestmark = pytest.mark.slow
 

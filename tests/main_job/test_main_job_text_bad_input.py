@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from siirl.params.exit_status import FAILED, REFUSED
 from siirl.preflight.plan_text import ROWS_BEFORE_START
+from siirl.terminal.exit_status import FAILED, REFUSED
 from siirl.train import main
 
 JOB = ["env=math", "pipeline=grpo"]

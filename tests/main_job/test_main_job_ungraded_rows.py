@@ -14,10 +14,10 @@ import torch
 from pyarrow import parquet
 
 from siirl.evaluate import main as evaluate
-from siirl.params.exit_status import REFUSED
-from siirl.params.paths import find
+from siirl.files.paths import find
 from siirl.report import main as report
 from siirl.reporting.rollout_files import read_rollouts
+from siirl.terminal.exit_status import REFUSED
 from siirl.train import main
 
 JOB = (

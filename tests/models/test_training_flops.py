@@ -6,11 +6,11 @@ from tensordict import TensorDict
 from tiny_models import tiny_causal_lm
 from torch import nn
 
+from siirl.files.paths import find
 from siirl.models.language_model import LanguageModel
 from siirl.models.tiny_vla import load_policy, tiny_vla_flops
 from siirl.models.training_flops import text_flops, training_flops
 from siirl.params.model_args import LoraArguments
-from siirl.params.paths import find
 
 
 def texts(prompts, *, response=3):

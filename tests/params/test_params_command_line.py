@@ -10,7 +10,7 @@ from siirl.params.command_line import Action, note_repeated, read_command_line
 from siirl.params.config_groups import options, summary
 from siirl.params.help import commented, help_text
 from siirl.params.parser import known_keys, parse_config, to_yaml
-from siirl.params.terminal_lines import USUAL_COLUMNS
+from siirl.terminal.terminal_lines import USUAL_COLUMNS
 
 
 def test_every_word_that_is_not_a_flag_belongs_to_the_parser() -> None:

@@ -13,7 +13,7 @@ import pytest
 from envs.registry import env_spec
 from siirl.dag_worker.manifest import FORMAT, fingerprint
 from siirl.models.policy_loader import build_policy, save_policy
-from siirl.params.exit_status import REFUSED
+from siirl.terminal.exit_status import REFUSED
 from siirl.train import main
 
 NO_TORCH = """

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from siirl.errors import ConfigError
-from siirl.params.exit_status import REFUSED
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments, reward_parts
 from siirl.preflight.check_text import check_data_sources
+from siirl.terminal.exit_status import REFUSED
 from siirl.train import main
 
 

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from envs.base import EnvSpec
 from envs.registry import env_spec
 from envs.text import text_spec
-from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError, refuse
 from siirl.params.build import build
 from siirl.params.env_spec import describe_env
 from siirl.params.parser import known_keys, parse, to_tree
-from siirl.params.refusals import refuse
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.config_checks import config_problems, warnings_of
 from siirl.preflight.environment_checks import environment_problems

@@ -5,8 +5,8 @@ only if nothing depends on a grade.
 import pytest
 
 from envs.registry import env_spec
+from siirl.errors import REFUSALS
 from siirl.params.parser import parse_config
-from siirl.params.refusals import REFUSALS
 from siirl.preflight.early_checks import check_early
 from siirl.preflight.ungraded_rows import ask_ungraded_rows, grade_of_every_row, rate_by_grade
 

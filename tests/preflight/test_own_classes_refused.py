@@ -10,7 +10,7 @@ import pytest
 
 from envs import spec_process
 from envs.registry import env_spec
-from siirl.params.exit_status import REFUSED
+from siirl.terminal.exit_status import REFUSED
 from siirl.train import main
 
 GYM = ("--plan", "pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1")

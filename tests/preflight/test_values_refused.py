@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from siirl.params.exit_status import REFUSED
+from siirl.terminal.exit_status import REFUSED
 from siirl.train import main
 
 GYM = ("pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1")

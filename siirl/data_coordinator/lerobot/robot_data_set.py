@@ -32,7 +32,7 @@ from pyarrow import parquet
 from envs.parquet_footers import check_footers
 from siirl.data_coordinator.lerobot import VERSIONS
 from siirl.data_coordinator.lerobot.video_frames import VideoFile
-from siirl.params.documents import is_count
+from siirl.files.documents import is_count
 
 INFO, TASK_NAMES = "meta/info.json", "meta/siirl_tasks.json"
 """siirl adds the second column: the environment's task name of each instruction."""

@@ -16,8 +16,8 @@ from typing import Any
 from envs.prompt_files import open_prompts
 from envs.prompt_rows import PromptFile, PromptRow, require_truth
 from siirl.errors import ConfigError, MissingAssetError
-from siirl.params.hub_files import local_copy
-from siirl.params.hub_place import DATASET, hub_place
+from siirl.files.hub_files import local_copy
+from siirl.files.hub_place import DATASET, hub_place
 from siirl.params.key_names import TRAIN_FILES
 
 SPLITS = {"training": ("train",), "held-out": ("test", "validation", "val", "valid", "dev")}

@@ -20,8 +20,8 @@ from siirl.engine.training.optimizer import MOMENTS, trained_parameters
 from siirl.engine.training.shard_files import ShardFolder, StagedParts, write_metadata, write_parts
 from siirl.engine.training.tensor_files import listing, require_fitting, write_tensors_in_turn
 from siirl.errors import CheckpointError
+from siirl.files.weight_files import WEIGHTS_FILE
 from siirl.models.stored_tensors import StoredTensors
-from siirl.params.weight_files import WEIGHTS_FILE
 
 SHARDS = "shards"
 OLD_OPTIMIZER_FILE = "optimizer.safetensors"

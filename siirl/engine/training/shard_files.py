@@ -38,8 +38,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import CheckpointError
+from siirl.files.documents import is_name
 from siirl.models.stored_tensors import local_part
-from siirl.params.documents import is_name
 
 METADATA_FILE = ".metadata"
 

@@ -27,7 +27,7 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.node import NodeRole, NodeType
 from siirl.execution.dag.pipeline import NodeOptions, Pipeline
 from siirl.execution.dag.task_graph import TaskGraph
-from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
+from siirl.files.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 
 _STAGES = "siirl.dag_worker.stages"
 

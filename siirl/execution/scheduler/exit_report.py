@@ -55,11 +55,11 @@ def wait_and_report(sentence: str, killed: str, traces: str, run_folder: str, be
     """
     if sys.stdin.buffer.read() == DONE:
         return
-    from siirl.params.terminal_lines import say  # imported late to keep the waiting process small
+    from siirl.terminal.terminal_lines import say  # imported late to keep the waiting process small
 
     lines = [f"siirl: {sentence if os.path.getsize(traces) else killed}"]
     if run_folder:
-        from siirl.params.resume_line import describe_resume
+        from siirl.terminal.resume_line import describe_resume
 
         lines.append(describe_resume(Path(run_folder), before or None))
     say("\n".join(lines))

@@ -15,8 +15,8 @@ from typing import Any, TextIO
 from ray._private import ray_constants
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
-from siirl.params.printable import printable
-from siirl.params.terminal_lines import fitted
+from siirl.terminal.printable import printable
+from siirl.terminal.terminal_lines import fitted
 
 RAYS_PRINTER, OWN_PRINTER = "ray_print_logs", "siirl"
 REMEMBERED_LINES = 1000  # for these the first writer is known; bounds the memory of a long run

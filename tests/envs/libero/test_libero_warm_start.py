@@ -9,11 +9,11 @@ import pytest
 from envs.libero.initial_states import STATES, held_out, state_number
 from envs.libero.libero_env import LiberoEnv
 from envs.libero.suites import STEP_LIMITS, choose_tasks
+from siirl.files.weight_files import learnt_tasks
 from siirl.models.tiny_backbone import PADDING, hash_words
 from siirl.models.tiny_vla import TinyVLAConfig
 from siirl.params.env_spec import describe_env
 from siirl.params.parser import parse_config
-from siirl.params.weight_files import learnt_tasks
 
 
 def test_demonstrations_start_from_states_that_are_not_held_out() -> None:

@@ -9,19 +9,19 @@ import pytest
 
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import Interrupted
-from siirl.params.exit_status import exit_status
+from siirl.terminal.exit_status import exit_status
 
 OTHER_PIPE = BrokenPipeError(32, "Broken pipe")
 PRINTING = """
 import sys
 from siirl import interrupts
-from siirl.params.exit_status import exit_status
+from siirl.terminal.exit_status import exit_status
 interrupts.listen()
 interrupts.leave(exit_status(lambda: print("a line", file=sys.{output}), what="the run"))
 """
 TABLES = """
 from siirl import interrupts
-from siirl.params.exit_status import exit_status
+from siirl.terminal.exit_status import exit_status
 from siirl.reporting.command_console import CommandConsole
 interrupts.listen()
 interrupts.leave(exit_status(lambda: CommandConsole().print("a table"), what="the run"))

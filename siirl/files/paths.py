@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from siirl.errors import ConfigError, MissingAssetError
-from siirl.params.hub_place import SCHEME, hub_place, is_hub_id
+from siirl.files.hub_place import SCHEME, hub_place, is_hub_id
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095
 """Bytes of a file's name and of a path on Linux (limits.h: NAME_MAX, and PATH_MAX with its NUL)."""
@@ -84,7 +84,7 @@ def find(path: str, *, key: str = "path") -> Path:
         MissingAssetError: The Hub does not serve the location.
     """
     if path.startswith(SCHEME):
-        from siirl.params.hub_files import local_copy
+        from siirl.files.hub_files import local_copy
 
         place = hub_place(path, place=key)
         assert place is not None

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 
 from siirl.errors import MissingAssetError
-from siirl.params.hub_place import HubPlace
-from siirl.params.hub_refusals import refusal
+from siirl.files.hub_place import HubPlace
+from siirl.files.hub_refusals import refusal
 
 logger = logging.getLogger(__name__)
 

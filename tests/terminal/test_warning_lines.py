@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from siirl.params import warning_lines
+from siirl.terminal import warning_lines
 
 TEXT = "These runs are on stand-in assets: not scores, see the documents."
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from siirl.dag_worker.manifest import resolve_checkpoint
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.files.paths import asset_path, config_dir, find
+from siirl.files.weight_files import check_safetensors, parameters_in, weight_files
 from siirl.params.parser import parse_config
-from siirl.params.paths import asset_path, config_dir, find
-from siirl.params.weight_files import check_safetensors, parameters_in, weight_files
 from siirl.preflight.needed_files import file_problems, find_resume
 
 TEXT = ("env=math", "model=causal_lm")

@@ -8,11 +8,9 @@ import select
 import signal
 from collections.abc import Callable, Sequence
 
-from siirl.errors import SiirlError
+from siirl.errors import REFUSALS, SiirlError
 from siirl.interrupts import Interrupted
-from siirl.params.command_help import cannot_write
-from siirl.params.refusals import REFUSALS
-from siirl.params.terminal_lines import say
+from siirl.terminal.terminal_lines import say
 
 FAILED, REFUSED = 1, 2
 OUTPUTS = (1, 2)  # descriptors of stdout and stderr
@@ -87,3 +85,10 @@ def end_without_reader(outputs: Sequence[int]) -> int:
     for output in outputs:  # Python's final flush writes there
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return 128 + signal.SIGPIPE
+
+
+def cannot_write(place: str, error: OSError) -> str:
+    """The sentence for a file of `place`, or the command's output, that cannot be written."""
+    if error.filename is None:  # stdout is full
+        return f"The output cannot be written: {error.strerror}."
+    return f"{place} cannot be written: {error.strerror} ({error.filename}). Choose another place."

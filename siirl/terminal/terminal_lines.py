@@ -12,7 +12,7 @@ import sys
 import textwrap
 from typing import TextIO
 
-from siirl.params.printable import printable
+from siirl.terminal.printable import printable
 
 USUAL_COLUMNS = 80  # a terminal of unknown width reports 0
 HANG = 2

@@ -6,7 +6,7 @@
     hf://datasets/openai/gsm8k@refs/convert/parquet/main
 
 `datasets/` may be left out where a key names data. The syntax is that of huggingface_hub's
-HfFileSystem. Left out: asking the Hub (siirl.params.hub_files).
+HfFileSystem. Left out: asking the Hub (siirl.files.hub_files).
 """
 
 import re

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from siirl.params.yaml_text import check_expansion
+from siirl.files.yaml_text import check_expansion
 
 # PyYAML checks the text's structure, and leaves scalars to Python: `2026-99-99` and a long integer
 # are ValueErrors, `!!bool maybe` a KeyError, `!!timestamp soon` an AttributeError, `!!int ''` an

@@ -2,8 +2,8 @@
 
 import pytest
 
-from siirl.params.exit_status import REFUSED
-from siirl.params.yaml_text import MOST_VALUES, check_expansion
+from siirl.files.yaml_text import MOST_VALUES, check_expansion
+from siirl.terminal.exit_status import REFUSED
 from siirl.train import main
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -13,16 +13,16 @@ import pytest
 from pyarrow import parquet
 
 from siirl.errors import ConfigError, MissingAssetError
-from siirl.params.hub_place import DATASET, HubPlace, hub_place, is_hub_id
-from siirl.params.paths import named_policy
+from siirl.files.hub_place import DATASET, HubPlace, hub_place, is_hub_id
+from siirl.files.paths import named_policy
 from tests.local_hub import LocalHub, local_hub
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ASK = """
 import json, sys
 from siirl.errors import SiirlError
-from siirl.params.hub_files import local_copy
-from siirl.params.hub_place import hub_place
+from siirl.files.hub_files import local_copy
+from siirl.files.hub_place import hub_place
 
 def found(text):
     path, pinned = local_copy(hub_place(text, place="key"), key="key")

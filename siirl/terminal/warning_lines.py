@@ -8,7 +8,7 @@ import re
 import warnings
 from typing import TextIO
 
-from siirl.params.terminal_lines import say
+from siirl.terminal.terminal_lines import say
 
 LEAST_CHARACTERS = 12  # a prefix of this length identifies a warning
 _said: set[str] = set()

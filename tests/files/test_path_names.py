@@ -7,9 +7,9 @@ import pytest
 from siirl import evaluate, export, gpu_check, replay, report, reward_check, serve, train
 from siirl import warm_start as warm_start_command
 from siirl.errors import CheckpointError, ConfigError
-from siirl.params.documents import read_object
+from siirl.files.documents import read_object
+from siirl.files.paths import fault_of_path, find
 from siirl.params.parser import parse_config
-from siirl.params.paths import fault_of_path, find
 from siirl.reporting.jsonl import read_rows
 
 LONG = 300 * "a"

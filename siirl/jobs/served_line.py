@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from envs.base import EnvSpec
+from siirl.files.paths import config_dir
+from siirl.files.yaml_files import read_plain
 from siirl.params.build import as_text
 from siirl.params.config_groups import options
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.key_names import MODEL_PATH
-from siirl.params.paths import config_dir
-from siirl.params.yaml_files import read_plain
 
 CLIENT = "openenv"
 OWN = "custom"  # file of environments `module:Class`

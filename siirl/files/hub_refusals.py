@@ -1,6 +1,6 @@
 """Why the Hugging Face Hub did not serve a repository, as a part of messages."""
 
-from siirl.params.hub_place import MODEL
+from siirl.files.hub_place import MODEL
 
 
 def refusal(error: Exception, *, kind: str = MODEL) -> str:

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from siirl.jobs.cluster_session import cluster_settings
+from siirl.jobs.threads import SPIN_COUNT
 from siirl.params import SiiRLArguments
-from siirl.params.threads import SPIN_COUNT
 
 TELL = """
 import os, sys

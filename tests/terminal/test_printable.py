@@ -2,7 +2,7 @@
 
 import pytest
 
-from siirl.params.printable import printable
+from siirl.terminal.printable import printable
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import termios
 
-from siirl.params.terminal_lines import folded
+from siirl.terminal.terminal_lines import folded
 
 COMMAND = [sys.executable, "-m", "siirl.train", "trainer.total_step=3", "env=math"]
 SCREEN = struct.pack("HHHH", 24, 80, 0, 0)

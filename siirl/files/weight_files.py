@@ -7,8 +7,8 @@ from math import prod
 from pathlib import Path
 
 from siirl.errors import CheckpointError
-from siirl.params.documents import is_name, read_json
-from siirl.params.paths import find
+from siirl.files.documents import is_name, read_json
+from siirl.files.paths import find
 
 # names of Hugging Face's layout, which LeRobot and siirl follow
 CONFIG_FILE = "config.json"

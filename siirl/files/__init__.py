@@ -1,0 +1,1 @@
+"""Files of users, of installed packages and of the Hugging Face Hub: found, bounded, and read."""
