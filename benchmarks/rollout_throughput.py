@@ -27,7 +27,7 @@ from envs.metaworld.suite import INSTRUCTIONS
 from envs.registry import env_spec
 from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
-from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSettings
+from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.env_server.pool import EnvPool
 from siirl.models import load_policy
@@ -127,15 +127,13 @@ class PoolRollout:
         pool = EnvPool(
             "metaworld", env_kwargs, num_servers, envs_per_server, cluster="ray", deadline_s=120.0
         )
-        settings = RolloutSettings(
-            temperature=1.0,
-            top_p=1.0,
-            deterministic=False,
+        self._rollout = EmbodiedRollout(
+            policy=policy,
+            pool=pool,
+            encoder=None,
             frame_every=CHUNK,
             recorder=FrameRequest(every=CHUNK, size=64),
-            blind=False,
         )
-        self._rollout = EmbodiedRollout(policy=policy, pool=pool, encoder=None, settings=settings)
         self._rollout.start()
         self._size = None if refill else pool.num_slots
 

@@ -26,7 +26,7 @@ from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.critic.value_scorers import embodied_value_scorer, first_token_of_each_chunk
 from siirl.engine.reward_manager import RewardManager, make_reward_manager
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
-from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSettings
+from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout
 from siirl.engine.rollout.vla.segment_workflow import SegmentWorkflow
 from siirl.engine.training.collectives import Collectives
 from siirl.env_server.pool import EnvPool
@@ -208,23 +208,18 @@ class EmbodiedBuilder(RankBuilder):
     def _rollout(
         self, acting: Policy, *, pool: EnvPool, encoder: VideoEncoder | None
     ) -> EmbodiedRollout:
-        config = self.config
-        settings = RolloutSettings(
-            temperature=config.actor_rollout_ref.rollout.temperature,
-            top_p=config.actor_rollout_ref.rollout.top_p,
-            deterministic=config.trainer.deterministic,
-            frame_every=config.reward.frame_every,
-            recorder=FrameRequest(
-                config.actor_rollout_ref.embodied.recorder_every,
-                config.actor_rollout_ref.embodied.recorder_size,
-            ),
-            blind=config.trainer.blind,
-        )
+        rollout = self.config.actor_rollout_ref.rollout
+        embodied = self.config.actor_rollout_ref.embodied
         return EmbodiedRollout(
             policy=acting,
             pool=pool,
             encoder=encoder,
-            settings=settings,
+            frame_every=self.config.reward.frame_every,
+            recorder=FrameRequest(embodied.recorder_every, embodied.recorder_size),
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            lockstep=self.config.trainer.deterministic,
+            blind=self.config.trainer.blind,
             compute_dtype=self.compute_dtype,
         )
 

@@ -7,20 +7,12 @@ import torch
 
 from envs.base import FrameRequest
 from envs.registry import env_spec
-from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSettings
+from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.env_server.pool import EnvPool
 from siirl.models.policy_loader import build_policy
 
 CARTPOLE = {"id": "CartPole-v1"}
-SETTINGS = RolloutSettings(
-    temperature=1.0,
-    top_p=1.0,
-    deterministic=False,
-    frame_every=1,
-    recorder=FrameRequest(every=1, size=32),
-    blind=False,
-)
 
 
 @pytest.fixture
@@ -38,7 +30,11 @@ def test_policy_acts_on_one_thread_and_trains_on_all(two_threads):
     acted_on = []
     policy.register_forward_hook(lambda *_: acted_on.append(torch.get_num_threads()))
     rollout = EmbodiedRollout(
-        policy=policy, pool=EnvPool("gymnasium", CARTPOLE), encoder=None, settings=SETTINGS
+        policy=policy,
+        pool=EnvPool("gymnasium", CARTPOLE),
+        encoder=None,
+        frame_every=1,
+        recorder=FrameRequest(every=1, size=32),
     )
     rollout.start()
     request = EpisodeRequest(

@@ -3,6 +3,7 @@
 This suffices for text; `embodied_rollout` adds frames and the video encoder.
 """
 
+import contextlib
 import itertools
 import json
 import time
@@ -77,16 +78,30 @@ class Rollout(InferenceEngine):
             (`check_failures` decides over all ranks how many may fail), and raw
             counts: seconds, busy seconds, policy calls, environment steps.
         """
-        begin = time.perf_counter()
-        self.pool.stats()  # resets the counts
-        result = self.rollout_batch(requests, workflow or self.workflow, on_done=on_done)
-        stats = self.take_stats(seconds=time.perf_counter() - begin)
-        self.engine.rest()
+        workflow = workflow or self.workflow
+        with self.acting(workflow, embed=embed):
+            begin = time.perf_counter()
+            self.pool.stats()  # resets the counts
+            result = self.rollout_batch(requests, workflow, on_done=on_done)
+            stats = self.take_stats(seconds=time.perf_counter() - begin)
+            self.engine.rest()
+        if embed:
+            stats["encode_s"] = self.embed(result)
         return result, stats
 
     async def generate_beside(self, requests: Sequence[EpisodeRequest]) -> RolloutResult:
         """Run episodes beside those of other calls, with what a reward needs, as with `embed`."""
         return await self.episodes(requests, self.workflow)
+
+    def acting(
+        self, workflow: RolloutWorkflow, *, embed: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        """Settings while the episodes of `workflow` run; a subclass may have some."""
+        return contextlib.nullcontext()
+
+    def embed(self, result: RolloutResult) -> float:
+        """Add the embeddings of `generate` to the rows; returns the seconds that it took."""
+        return 0.0
 
     def take_stats(self, *, seconds: float) -> dict[str, float]:
         """Counts of engine and environments since the last call, which was `seconds` ago."""

@@ -7,9 +7,8 @@ Videos are embedded here, because training batches carry no frames.
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
@@ -30,22 +29,21 @@ from siirl.models.policy import Policy
 from vjepa.encoders import VideoEncoder
 
 
-@dataclass(frozen=True)
-class RolloutSettings:
-    """Settings of a run's rollout."""
-
-    temperature: float
-    top_p: float
-    deterministic: bool
-    frame_every: int
-    """Environment steps between frames for the video encoder."""
-    recorder: FrameRequest
-    """Frames of recorded episodes."""
-    blind: bool
-
-
 class EmbodiedRollout(Rollout):
-    """Runs episodes of one policy on one rank's simulators."""
+    """Runs episodes of one policy on one rank's simulators.
+
+    Args:
+        policy: The acting copy.
+        pool: The simulators.
+        encoder: Embeds the videos of training episodes; None: they are not embedded.
+        frame_every: Environment steps between frames for the encoder.
+        recorder: Frames of recorded episodes.
+        temperature: Divides the logits; 1 leaves the policy as it is.
+        top_p: Share of the probability from which actions are drawn; 1: all of it.
+        lockstep: See `EmbodiedEngine`.
+        blind: Zero every image, as a control without visual input.
+        compute_dtype: Type of the engine's passes; None: the type of the weights.
+    """
 
     engine: EmbodiedEngine
     workflow: EmbodiedWorkflow
@@ -56,40 +54,39 @@ class EmbodiedRollout(Rollout):
         policy: Policy,
         pool: EnvPool,
         encoder: VideoEncoder | None,
-        settings: RolloutSettings,
+        frame_every: int,
+        recorder: FrameRequest,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        lockstep: bool = False,
+        blind: bool = False,
         compute_dtype: torch.dtype | None = None,
     ) -> None:
         engine = EmbodiedEngine(
             policy=policy,
-            temperature=settings.temperature,
-            lockstep=settings.deterministic,
+            temperature=temperature,
+            lockstep=lockstep,
             batch_rows=pool.num_slots,
-            top_p=settings.top_p,
+            top_p=top_p,
             compute_dtype=compute_dtype,
         )
         self.segments: SegmentWorkflow | None = None
         """Runs the segments of training; None if training uses whole episodes."""
-        self.recorder_stream = {RECORDER_STREAM: settings.recorder}
+        self.recorder_stream = {RECORDER_STREAM: recorder}
         workflow = EmbodiedWorkflow(
-            pool=pool, policy=policy, streams=self.recorder_stream, blind=settings.blind
+            pool=pool, policy=policy, streams=self.recorder_stream, blind=blind
         )
         super().__init__(pool=pool, engine=engine, workflow=workflow)
         self.encoder = encoder
         self.encoder_stream = (
             {}
             if encoder is None
-            else {ENCODER_STREAM: FrameRequest(settings.frame_every, encoder.image_size)}
+            else {ENCODER_STREAM: FrameRequest(frame_every, encoder.image_size)}
         )
 
-    def generate(
-        self,
-        requests: Sequence[EpisodeRequest],
-        *,
-        embed: bool = False,
-        workflow: RolloutWorkflow | None = None,
-        on_done: Callable[[EpisodeRequest], None] = lambda request: None,
-    ) -> tuple[RolloutResult, dict[str, float]]:
-        """See `Rollout.generate`; with `embed` and an encoder, rows get a `video_embedding`.
+    @contextmanager
+    def acting(self, workflow: RolloutWorkflow, *, embed: bool) -> Iterator[None]:
+        """One thread, and with `embed` the encoder's frames.
 
         Running segments give their environments to the episodes of other workflows.
         """
@@ -97,14 +94,17 @@ class EmbodiedRollout(Rollout):
             self.loop.run_until_complete(self.segments.park())
         self.workflow.streams = self.recorder_stream | (self.encoder_stream if embed else {})
         with one_thread():
-            result, stats = super().generate(
-                requests, embed=embed, workflow=workflow, on_done=on_done
-            )
-        if embed and self.encoder is not None and result.trajectories:
-            begin = time.perf_counter()
-            self._embed(result, self.encoder)
-            stats["encode_s"] = time.perf_counter() - begin
-        return result, stats
+            yield
+
+    def embed(self, result: RolloutResult) -> float:
+        """Add `video_embedding` to the rows, if there is an encoder."""
+        begin = time.perf_counter()
+        if self.encoder is not None and result.trajectories:
+            videos = [each.frames[ENCODER_STREAM].images for each in result.trajectories]
+            embeddings_BD = self.encoder.encode(videos)
+            for trajectory, embedding_D in zip(result.trajectories, embeddings_BD, strict=True):
+                trajectory.row["video_embedding"] = embedding_D
+        return time.perf_counter() - begin
 
     def close(self) -> None:
         """See `Rollout.close`."""
@@ -117,16 +117,8 @@ class EmbodiedRollout(Rollout):
         workflow = copy.copy(self.workflow)
         workflow.streams = self.recorder_stream | self.encoder_stream
         result = await self.episodes(requests, workflow)
-        if self.encoder is not None and result.trajectories:
-            self._embed(result, self.encoder)
+        self.embed(result)
         return result
-
-    @staticmethod
-    def _embed(result: RolloutResult, encoder: VideoEncoder) -> None:
-        videos = [trajectory.frames[ENCODER_STREAM].images for trajectory in result.trajectories]
-        embeddings_BD = encoder.encode(videos)
-        for trajectory, embedding_D in zip(result.trajectories, embeddings_BD, strict=True):
-            trajectory.row["video_embedding"] = embedding_D
 
 
 @contextmanager
