@@ -1,15 +1,15 @@
 r"""Grades a model's text against the truth: right, wrong with a reason, or unknown, which is a
 failure and never a score.
 
-Numbers are compared in `envs.math.agreement`; other mathematics goes to math-verify, in worker
-processes that are killed if they take too long. If an answer is too hard for them (a tower of
-powers, `10!!!`) but the truth alone can be compared, the answer is at fault and wrong. If the truth
-cannot be compared either, the grader is at fault: `GradingFailed`. `STYLES` names the ways to
-grade, which a row of a file chooses by `reward_model.style`:
+Numbers are compared in `agreement`; other mathematics goes to math-verify, in worker processes that
+are killed if they take too long. If an answer is too hard for them (a tower of powers, `10!!!`) but
+the truth alone can be compared, the answer is at fault and wrong. If the truth cannot be compared
+either, the grader is at fault: `GradingFailed`. `STYLES` names the ways to grade, which a row of a
+file chooses by `reward_model.style`:
 
-- `rule`: the last marked answer (`envs.math.answers`): `#### x`, `\boxed{x}`, `Answer: x`, `the
-  answer is x`, `<answer>x</answer>`; without a mark, a value alone on the last line or a closing
-  sentence (`envs.math.conclusions`).
+- `rule`: the last marked answer (`answers`): `#### x`, `\boxed{x}`, `Answer: x`, `the answer is x`,
+  `<answer>x</answer>`; without a mark, a value alone on the last line or a closing sentence
+  (`conclusions`).
 - `whole`: the whole text is the answer, as in `12+34=` and `46`.
 - `countdown`: the (marked or whole) answer is an expression with the given numbers, each used at
   most once, that makes the target; the ground truth is `{"numbers": […], "target": …}` in JSON.
@@ -23,13 +23,13 @@ from typing import NamedTuple
 
 from envs.base import EpisodeFailed
 from envs.deadlines import checked_deadline
-from envs.math.agreement import agreement
-from envs.math.answers import marked_answer
-from envs.math.conclusions import concluded_answer
-from envs.math.expressions import NoExpression, compute
-from envs.math.line_marks import MAX_ANSWER_CHARACTERS, MarkedAnswer
-from envs.math.mathematics import ExpressionPair
-from envs.math.named_answers import is_word
+from envs.math.comparing.agreement import agreement
+from envs.math.comparing.expressions import NoExpression, compute
+from envs.math.finding.answers import marked_answer
+from envs.math.finding.conclusions import concluded_answer
+from envs.math.finding.line_marks import MAX_ANSWER_CHARACTERS, MarkedAnswer
+from envs.math.finding.named_answers import is_word
+from envs.math.parsing.mathematics import ExpressionPair
 from envs.prompt_rows import require_truth
 from envs.text import shortened
 from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release
@@ -65,7 +65,7 @@ class Grade(NamedTuple):
     answer: str | None
     """The final answer that was read, cut for the records; None if the text has none."""
     marked: bool = True
-    """Whether the answer was marked, and not only concluded (`envs.math.conclusions`); True without
+    """Whether the answer was marked, and not only concluded (`conclusions`); True without
     an answer.
     """
 
@@ -83,7 +83,7 @@ class Grader:
         if type(num_workers) is not int:  # env.kwargs may hold any value, and True is an int
             raise ValueError(f"num_graders must be a whole number, got {num_workers!r}.")
         self._settings = WorkerSettings(
-            target="envs.math.verification:equivalent",
+            target="envs.math.comparing.verification:equivalent",
             num_workers=num_workers,
             deadline_s=WALL_PER_CPU_SECOND * cpu_s,
             cpu_s=cpu_s,

@@ -1,6 +1,6 @@
 """A calculator, the simplest tool, for demonstrations, benchmarks and word problems."""
 
-from envs.math.expressions import compute
+from envs.math.comparing.expressions import compute
 
 
 def calculator(expression: str) -> str:

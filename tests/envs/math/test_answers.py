@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.math.answers import marked_answer
-from envs.math.statements import read_statement
+from envs.math.finding.answers import marked_answer
+from envs.math.parsing.statements import read_statement
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from envs.math.closing_sentences import main_clause
-from envs.math.conclusions import concluded_answer
+from envs.math.finding.closing_sentences import main_clause
+from envs.math.finding.conclusions import concluded_answer
 
 
 @pytest.mark.parametrize(

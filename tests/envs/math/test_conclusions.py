@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.math.conclusions import concluded_answer
+from envs.math.finding.conclusions import concluded_answer
 from envs.math.grading import NO_ANSWER
 
 MANY = settings(

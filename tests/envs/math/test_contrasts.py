@@ -2,8 +2,8 @@
 
 import pytest
 
-from envs.math.contrasts import Contrast, contrasted, denies_itself
-from envs.math.quantities import read_quantity
+from envs.math.parsing.contrasts import Contrast, contrasted, denies_itself
+from envs.math.parsing.quantities import read_quantity
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from envs.math.conversions import converted, read_compound, same_amount
-from envs.math.quantities import read_quantity
+from envs.math.parsing.conversions import converted, read_compound, same_amount
+from envs.math.parsing.quantities import read_quantity
 from tests.envs.math.grades import is_right
 
 

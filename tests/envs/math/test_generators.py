@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.math.expressions import compute
+from envs.math.comparing.expressions import compute
 from envs.math.generators import (
     GENERATORS,
     GeneratedTask,

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envs.base import EpisodeFailed
-from envs.math.agreement import equal_numbers
+from envs.math.comparing.agreement import equal_numbers
 from envs.math.grading import (
     CORRECT,
     NO_ANSWER,
@@ -22,8 +22,8 @@ from envs.math.grading import (
     GradingFailed,
     check_truth,
 )
-from envs.math.mathematics import ExpressionPair
-from envs.math.quantities import read_quantity
+from envs.math.parsing.mathematics import ExpressionPair
+from envs.math.parsing.quantities import read_quantity
 from envs.worker_pool import WorkerKilled
 
 COUNTDOWN = '{"numbers": [3, 5, 9], "target": 24}'

@@ -2,9 +2,9 @@
 
 import pytest
 
-from envs.math.answers import marked_answer
-from envs.math.foreign_changes import CHANGING_BY_LANGUAGE, CHANGING_FOREIGN_WORDS
-from envs.math.languages import (
+from envs.math.finding.answers import marked_answer
+from envs.math.parsing.foreign_changes import CHANGING_BY_LANGUAGE, CHANGING_FOREIGN_WORDS
+from envs.math.parsing.languages import (
     FOREIGN_LINKS,
     NOUNS,
     SPELLINGS,
@@ -12,7 +12,7 @@ from envs.math.languages import (
     foreign_lead_changes,
     in_english,
 )
-from envs.math.quantities import read_quantity
+from envs.math.parsing.quantities import read_quantity
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ value.
 
 import pytest
 
-from envs.math.answers import marked_answer
+from envs.math.finding.answers import marked_answer
 from tests.envs.math.grades import is_right
 
 PLUMS = "Ida has 30 plums and sells 6. How many plums are left?"

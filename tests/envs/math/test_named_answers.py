@@ -2,8 +2,8 @@
 
 import pytest
 
-from envs.math.conclusions import concluded_answer
-from envs.math.named_answers import is_word
+from envs.math.finding.conclusions import concluded_answer
+from envs.math.finding.named_answers import is_word
 
 FASTEST = "Evelyn, Carla and Debra ran a race. Who is the fastest?"
 PRIME = "Is 91 a prime number?"

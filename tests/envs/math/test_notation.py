@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from envs.math.notation import Numeral, as_interval, as_list, in_latex, numeral
+from envs.math.parsing.notation import Numeral, as_interval, as_list, in_latex, numeral
 from tests.envs.math.grades import is_right
 
 

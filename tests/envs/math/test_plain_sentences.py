@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.math.conclusions import concluded_answer
+from envs.math.finding.conclusions import concluded_answer
 from tests.envs.math.grades import is_right
 
 STATEMENTS = (

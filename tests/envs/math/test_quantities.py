@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.math.agreement import truth_quantity
-from envs.math.quantities import read_quantity, same_units
-from envs.math.vocabulary import CHANGING, UNITS, is_plural_noun
+from envs.math.comparing.agreement import truth_quantity
+from envs.math.parsing.quantities import read_quantity, same_units
+from envs.math.parsing.vocabulary import CHANGING, UNITS, is_plural_noun
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from envs.math.quantities import read_quantity
-from envs.math.questions import asked_base, contradicts
+from envs.math.parsing.quantities import read_quantity
+from envs.math.parsing.questions import asked_base, contradicts
 from tests.envs.math.grades import is_right
 
 ORCHARD = "Lea picks 7 plums and 4 oranges a day. How many oranges does she pick in 3 days?"

@@ -3,28 +3,28 @@ r"""Parses a final statement: `x = 18`, `9 + 9 = 18`, `18 (18 apples)`, `Natalia
 All parts of a statement must give the answer: a value and its restatements. The statement is right
 only if every part is right, so a second value is a contradiction, not a second chance. A label (`x
 =`, `Total:`), or a sentence of ordinary words and words of the question, may introduce a value
-(`envs.math.vocabulary`).
+(`vocabulary`).
 
-Left out: finding the statement in a text (`envs.math.answers`), and comparing it with the truth
+Left out: finding the statement in a text (`answers`), and comparing it with the truth
 (`envs.math.grading`).
 """
 
 import re
 from typing import NamedTuple
 
-from envs.math.contrasts import contrasted, denies_itself
-from envs.math.conversions import read_compound
-from envs.math.introductions import (
+from envs.math.parsing.contrasts import contrasted, denies_itself
+from envs.math.parsing.conversions import read_compound
+from envs.math.parsing.introductions import (
     LABEL,
     introduces,
     introduces_another_number,
     is_label,
     tells_the_other_part,
 )
-from envs.math.markup import EMPHASISED, without_markup
-from envs.math.plain_text import plain, ungrouped
-from envs.math.quantities import Quantity, is_unit, read_quantity
-from envs.math.vocabulary import (
+from envs.math.parsing.markup import EMPHASISED, without_markup
+from envs.math.parsing.plain_text import plain, ungrouped
+from envs.math.parsing.quantities import Quantity, is_unit, read_quantity
+from envs.math.parsing.vocabulary import (
     CHANGING,
     HEDGES,
     UNITS,

@@ -1,14 +1,14 @@
 r"""Converts between notations of the same mathematics: unicode signs, lists of roots, numerals with
 a base.
 
-Left out: whether two expressions are equal (`envs.math.verification`).
+Left out: whether two expressions are equal (`verification`).
 """
 
 import re
 from typing import NamedTuple
 
-from envs.math.plain_text import DRESS, VULGAR, unslashed
-from envs.math.questions import number_of_base
+from envs.math.parsing.plain_text import DRESS, VULGAR, unslashed
+from envs.math.parsing.questions import number_of_base
 
 SPELLINGS = {
     "π": "\\pi",

@@ -1,19 +1,19 @@
 r"""Decides whether a piece of a closing text is a value (a quantity, a time, a statement,
 mathematics) or a label of one.
 
-Left out: the position of the piece (`envs.math.lone_values`, `envs.math.closing_sentences`).
+Left out: the position of the piece (`lone_values`, `closing_sentences`).
 """
 
 import re
 
-from envs.math.conversions import read_compound
-from envs.math.markup import without_markup
-from envs.math.mathematics import is_mathematics, without_units
-from envs.math.notation import RATIO, numeral
-from envs.math.provisional import PROVISIONAL
-from envs.math.quantities import SIGN_WORDS, read_quantity, stem, words_of
-from envs.math.statements import read_statement
-from envs.math.vocabulary import AMOUNTS, CHANGING, LINKS, OF_A_SOLUTION, WORDS, words
+from envs.math.parsing.conversions import read_compound
+from envs.math.parsing.markup import without_markup
+from envs.math.parsing.mathematics import is_mathematics, without_units
+from envs.math.parsing.notation import RATIO, numeral
+from envs.math.parsing.provisional import PROVISIONAL
+from envs.math.parsing.quantities import SIGN_WORDS, read_quantity, stem, words_of
+from envs.math.parsing.statements import read_statement
+from envs.math.parsing.vocabulary import AMOUNTS, CHANGING, LINKS, OF_A_SOLUTION, WORDS, words
 
 ITEM = re.compile(r"(?:[-*+\u2022|]|\(?[0-9a-z]{1,2}[.)]|#+)\s+")
 CUT_OFF = re.compile(r"(?:[,;:+/=(\[{<-]|\.\.\.?|\u2026|\?)[\s*_$]*$")

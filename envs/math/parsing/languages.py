@@ -4,7 +4,7 @@ after the number.
 `La respuesta es 11.`, `答案是 11。` and `Ответ: 11` mark answers as `The answer is 11.` does. The words
 before them must come from a closed table of conclusions (`por lo tanto`). After the number any
 harmless words may follow (`30 конфет`), because the words that change it are listed by language in
-`envs.math.foreign_changes`: `mil`, `oder`, `不` are never harmless.
+`foreign_changes`: `mil`, `oder`, `不` are never harmless.
 
 Sources: the exemplars of MGSM (Shi et al. 2022, arXiv 2210.03057) in Bengali, Chinese, French,
 German, Japanese, Russian, Spanish, Swahili, Telugu and Thai; the answer prefixes of OpenAI's
@@ -14,15 +14,15 @@ simple-evals for MGSM.
 import re
 from fractions import Fraction
 
-from envs.math.foreign_changes import (
+from envs.math.parsing.foreign_changes import (
     CHANGING_CHARACTERS,
     CHANGING_FOREIGN_WORDS,
     CHANGING_PARTS,
     PHRASES,
 )
-from envs.math.foreign_units import FOREIGN_UNITS
-from envs.math.quantities import is_unit
-from envs.math.vocabulary import CHANGING, LINKS, words
+from envs.math.parsing.foreign_units import FOREIGN_UNITS
+from envs.math.parsing.quantities import is_unit
+from envs.math.parsing.vocabulary import CHANGING, LINKS, words
 
 NOUNS = {
     "ar": "الإجابة الجواب",

@@ -7,8 +7,15 @@ Units and restatements after a box belong to the answer (`\boxed{18} apples`, `\
 import re
 from collections import deque
 
-from envs.math.contrasts import contrasted, denies_itself
-from envs.math.languages import (
+from envs.math.finding.line_marks import (
+    MAX_ANSWER_CHARACTERS,
+    TAG_END,
+    MarkedAnswer,
+    introduces_another_answer,
+)
+from envs.math.finding.marks import Mark
+from envs.math.parsing.contrasts import contrasted, denies_itself
+from envs.math.parsing.languages import (
     FOREIGN_JOIN,
     SCRIPT,
     ends_in_foreign_language,
@@ -17,20 +24,13 @@ from envs.math.languages import (
     has_foreign_retraction,
     in_english,
 )
-from envs.math.leads import TENTATIVE, changes, denies, is_rough
-from envs.math.line_marks import (
-    MAX_ANSWER_CHARACTERS,
-    TAG_END,
-    MarkedAnswer,
-    introduces_another_answer,
-)
-from envs.math.marks import Mark
-from envs.math.markup import MARKUP, without_markup
-from envs.math.notation import is_several
-from envs.math.plain_text import DRESS, plain
-from envs.math.provisional import without_explanations
-from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
-from envs.math.sentences import (
+from envs.math.parsing.leads import TENTATIVE, changes, denies, is_rough
+from envs.math.parsing.markup import MARKUP, without_markup
+from envs.math.parsing.notation import is_several
+from envs.math.parsing.plain_text import DRESS, plain
+from envs.math.parsing.provisional import without_explanations
+from envs.math.parsing.quantities import SIMPLE, Quantity, is_unit, read_quantity
+from envs.math.parsing.sentences import (
     RETRACTION,
     SURROUNDINGS,
     TAIL,
@@ -41,8 +41,8 @@ from envs.math.sentences import (
     sentence_begin,
     taken_back,
 )
-from envs.math.statements import read_statement
-from envs.math.vocabulary import (
+from envs.math.parsing.statements import read_statement
+from envs.math.parsing.vocabulary import (
     ALTERNATIVES,
     AMBIGUOUS,
     COMPARISONS,

@@ -7,11 +7,11 @@ It is the sentence after the mark, or the next one if the mark ends its line.
 import re
 from typing import NamedTuple
 
-from envs.math.languages import SCRIPT, concludes, has_foreign_retraction, in_english
-from envs.math.leads import changes, denies, is_attributed, names_another_answer
-from envs.math.marks import Mark
-from envs.math.provisional import without_explanations
-from envs.math.sentences import (
+from envs.math.finding.marks import Mark
+from envs.math.parsing.languages import SCRIPT, concludes, has_foreign_retraction, in_english
+from envs.math.parsing.leads import changes, denies, is_attributed, names_another_answer
+from envs.math.parsing.provisional import without_explanations
+from envs.math.parsing.sentences import (
     SURROUNDINGS,
     TAIL,
     corrections,

@@ -9,8 +9,8 @@ answer.
 import re
 from typing import NamedTuple
 
-from envs.math.quantities import Quantity, read_quantity
-from envs.math.vocabulary import UNITS, words
+from envs.math.parsing.quantities import Quantity, read_quantity
+from envs.math.parsing.vocabulary import UNITS, words
 
 MAX_CLAUSE = 200  # characters; a longer clause explains something else
 NOT = re.compile(

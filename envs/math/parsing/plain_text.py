@@ -1,7 +1,7 @@
 r"""Converts text to plain characters: one form of minus and of thousands separator, fractions as
 `1/2`, and no LaTeX spacing or markup around numbers and units.
 
-Left out: mathematics for an algebra system (`envs.math.notation`).
+Left out: mathematics for an algebra system (`notation`).
 """
 
 import re

@@ -2,9 +2,9 @@ r"""Splits text into sentences, and finds those that retract an answer, such as 
 
 import re
 
-from envs.math.markup import without_markup
-from envs.math.quantities import read_quantity
-from envs.math.vocabulary import WORDS, words
+from envs.math.parsing.markup import without_markup
+from envs.math.parsing.quantities import read_quantity
+from envs.math.parsing.vocabulary import WORDS, words
 
 TAIL = 4000  # characters at the end of a text in which its conclusion is sought
 SURROUNDINGS = 2000  # characters after an answer that may retract it

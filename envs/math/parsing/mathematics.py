@@ -7,10 +7,10 @@ Prose is never passed to the algebra system, which would skip words.
 import re
 from typing import NamedTuple
 
-from envs.math.notation import NOTATION
-from envs.math.plain_text import DRESS
-from envs.math.quantities import is_unit
-from envs.math.vocabulary import CHANGING
+from envs.math.parsing.notation import NOTATION
+from envs.math.parsing.plain_text import DRESS
+from envs.math.parsing.quantities import is_unit
+from envs.math.parsing.vocabulary import CHANGING
 
 FUNCTION_NAMES = (
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt pi mod gcd lcm "

@@ -4,19 +4,18 @@ sentence.
 `**85**`, `$2\sqrt{3}$` or `Total: $650` alone on the last line is an answer. So is a last sentence
 that plainly states one value: `Therefore, the area is 15 square units.` Only the end of a text
 counts: a number in the middle is not an answer. The words around the value must follow the rules
-for marked answers (`envs.math.leads`, `envs.math.quantities`) and stricter ones.
-`envs.math.lone_values` reads a value alone on its line, `envs.math.closing_sentences` a sentence,
-and `envs.math.named_answers` answers that are words.
+for marked answers (`leads`, `quantities`) and stricter ones. `lone_values` reads a value alone on
+its line, `closing_sentences` a sentence, and `named_answers` answers that are words.
 """
 
-from envs.math.answers import in_plain_signs
-from envs.math.closing_sentences import stated_foreign_value, stated_value
-from envs.math.languages import ends_in_foreign_language
-from envs.math.last_lines import is_remark, last_lines, sentences_of, without_last_sentence
-from envs.math.line_marks import MarkedAnswer
-from envs.math.lone_values import alone_on_line, spoils
-from envs.math.named_answers import stated_name
-from envs.math.sentences import TAIL
+from envs.math.finding.answers import in_plain_signs
+from envs.math.finding.closing_sentences import stated_foreign_value, stated_value
+from envs.math.finding.last_lines import is_remark, last_lines, sentences_of, without_last_sentence
+from envs.math.finding.line_marks import MarkedAnswer
+from envs.math.finding.lone_values import alone_on_line, spoils
+from envs.math.finding.named_answers import stated_name
+from envs.math.parsing.languages import ends_in_foreign_language
+from envs.math.parsing.sentences import TAIL
 
 MAX_REMARKS = 6
 

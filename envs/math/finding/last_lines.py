@@ -5,18 +5,18 @@ example`.
 A remark may say anything that neither doubts nor denies the answer and does not lead on to another
 number.
 
-Left out: the answer before them (`envs.math.conclusions`).
+Left out: the answer before them (`conclusions`).
 """
 
 import re
 
-from envs.math.foreign_changes import ONLY_FOREIGN_WORDS
-from envs.math.markup import MARKUP
-from envs.math.provisional import IMAGINED, has_number, is_harmful, words_asked
-from envs.math.sentences import SENTENCE_END, taken_back
-from envs.math.statements import BECAUSE
-from envs.math.values import CUT_OFF, ITEM
-from envs.math.vocabulary import words
+from envs.math.finding.values import CUT_OFF, ITEM
+from envs.math.parsing.foreign_changes import ONLY_FOREIGN_WORDS
+from envs.math.parsing.markup import MARKUP
+from envs.math.parsing.provisional import IMAGINED, has_number, is_harmful, words_asked
+from envs.math.parsing.sentences import SENTENCE_END, taken_back
+from envs.math.parsing.statements import BECAUSE
+from envs.math.parsing.vocabulary import words
 
 RULE = re.compile(r"[-*_=\s]*$")
 ENVIRONMENT = re.compile(

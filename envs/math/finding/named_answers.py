@@ -2,17 +2,17 @@ r"""Reads answers of a closing sentence that are words or letters: yes and no, a
 attribute.
 
 `Therefore, option (B) is correct.` and `The function is even.` are answers like a number; denials
-and doubts before them spoil them in the same way (`envs.math.provisional`).
+and doubts before them spoil them in the same way (`provisional`).
 """
 
 import re
 
-from envs.math.last_lines import sentences_of
-from envs.math.leads import denies
-from envs.math.plain_text import plain
-from envs.math.provisional import DOUBT, is_provisional, words_asked
-from envs.math.sentences import RETRACTION
-from envs.math.vocabulary import CHANGING, HEDGES, PREFACES, WORDS
+from envs.math.finding.last_lines import sentences_of
+from envs.math.parsing.leads import denies
+from envs.math.parsing.plain_text import plain
+from envs.math.parsing.provisional import DOUBT, is_provisional, words_asked
+from envs.math.parsing.sentences import RETRACTION
+from envs.math.parsing.vocabulary import CHANGING, HEDGES, PREFACES, WORDS
 
 OPTION = re.compile(
     r"(?:\b(?:[Oo]ption|[Cc]hoice)(?: is)?:? \(?(?P<named>[A-J])\)?"

@@ -1,13 +1,13 @@
 r"""Words of languages other than English that change a number, make it doubtful or join it to
 another one: number words, scales, comparisons, doubts, negations and connectives.
 
-Each language of `envs.math.languages` has a row here, because that module treats a word after a
-number as harmless unless it is listed here: `30 конфет` is 30, `30 тысяч` and `30 или` are not.
+Each language of `languages` has a row here, because that module treats a word after a number as
+harmless unless it is listed here: `30 конфет` is 30, `30 тысяч` and `30 или` are not.
 """
 
 import re
 
-from envs.math.vocabulary import CHANGING, COMPUTED, LINKS, UNITS, words
+from envs.math.parsing.vocabulary import CHANGING, COMPUTED, LINKS, UNITS, words
 
 CHANGING_BY_LANGUAGE = {
     "ar": "أو او تقريبا تقريبًا حوالي نحو ليس ليست لا ألف آلاف الف مليون ملايين مليار مئة مائة "

@@ -6,7 +6,7 @@ Words of the question are harmless: `The original price was $40` answers a quest
 
 import re
 
-from envs.math.leads import (
+from envs.math.parsing.leads import (
     ASKS_A_BOUND,
     BOUND,
     DENIED,
@@ -14,9 +14,9 @@ from envs.math.leads import (
     SUPPOSING,
     TENTATIVE,
 )
-from envs.math.quantities import read_quantity, stem
-from envs.math.sentences import RETRACTION
-from envs.math.vocabulary import CHANGING, HEDGES, NUMERALS, WORDS, words
+from envs.math.parsing.quantities import read_quantity, stem
+from envs.math.parsing.sentences import RETRACTION
+from envs.math.parsing.vocabulary import CHANGING, HEDGES, NUMERALS, WORDS, words
 
 DIGITS = re.compile(r"[0-9][0-9.,]*")
 DOUBT = re.compile(

@@ -2,15 +2,15 @@ r"""Classifies the words before a number. Labels (`x =`, `Total:`) and the words
 leave it unchanged. Other words show that the number is not the answer: it numbers a step or a part,
 describes a noun, or was given away when the question asks for the rest.
 
-Left out: numbers that are denied or provisional (`envs.math.leads`, `envs.math.provisional`).
+Left out: numbers that are denied or provisional (`leads`, `provisional`).
 """
 
 import re
 
-from envs.math.markup import without_markup
-from envs.math.plain_text import plain
-from envs.math.quantities import read_quantity, stem, words_of
-from envs.math.vocabulary import (
+from envs.math.parsing.markup import without_markup
+from envs.math.parsing.plain_text import plain
+from envs.math.parsing.quantities import read_quantity, stem, words_of
+from envs.math.parsing.vocabulary import (
     AMOUNTS,
     CHANGING,
     COMPUTED,

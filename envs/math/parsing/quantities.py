@@ -1,12 +1,11 @@
 r"""Reads a number with a unit from a piece of an answer: `1,080`, `$18.00`, `18 apples per day`.
 
-After the number only words that are known to leave it unchanged (`envs.math.vocabulary`) and words
-of the question are allowed; with anything else, the text is not a quantity. A percent sign is a
-unit: `50%` and `50 percent` are 50, not 0.5, as in the normalisation of Hendrycks et al. (MATH,
-2021, `strip_string`), which removes it. A scale is a part of the number: `3 million` is 3000000.
+After the number only words that are known to leave it unchanged (`vocabulary`) and words of the
+question are allowed; with anything else, the text is not a quantity. A percent sign is a unit:
+`50%` and `50 percent` are 50, not 0.5, as in the normalisation of Hendrycks et al. (MATH, 2021,
+`strip_string`), which removes it. A scale is a part of the number: `3 million` is 3000000.
 
-Left out: the number itself (`envs.math.leading_numbers`), and expressions, which go to
-`envs.math.verification`.
+Left out: the number itself (`leading_numbers`), and expressions, which go to `verification`.
 """
 
 import functools
@@ -15,9 +14,9 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from envs.math.leading_numbers import leading_number
-from envs.math.plain_text import plain
-from envs.math.vocabulary import (
+from envs.math.parsing.leading_numbers import leading_number
+from envs.math.parsing.plain_text import plain
+from envs.math.parsing.vocabulary import (
     ABOUT_ITSELF,
     AMBIGUOUS,
     CASED,

@@ -1,14 +1,14 @@
 r"""Reads the number at the beginning of a text: in digits (`1,080`, `-$3.50`, `1 1/2`, `1,5`,
 `2 x 10^3`), or in words (`three and a half`, `one hundred and five`).
 
-Left out: units and other words after it (`envs.math.quantities`).
+Left out: units and other words after it (`quantities`).
 """
 
 import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from envs.math.vocabulary import CARDINALS, SCALES, UNITS
+from envs.math.parsing.vocabulary import CARDINALS, SCALES, UNITS
 
 NUMBER = re.compile(
     r"""

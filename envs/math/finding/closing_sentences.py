@@ -1,24 +1,24 @@
 r"""The value stated by the last sentence of a text without a mark.
 
 `Therefore, the area is 15 square units.` states 15 square units. Nothing provisional may precede
-the value (`envs.math.provisional`), nothing after it may change it, and its clause may have no
-second value. `Since Ben is 3 years older than Cara, Ben is 11.` states its value after the first
-clause, `5 boxes hold 6 eggs each, for a total of 30 eggs` at its end; an omitted clause must not
-hold a doubt.
+the value (`provisional`), nothing after it may change it, and its clause may have no second value.
+`Since Ben is 3 years older than Cara, Ben is 11.` states its value after the first clause, `5 boxes
+hold 6 eggs each, for a total of 30 eggs` at its end; an omitted clause must not hold a doubt.
 """
 
 import re
 
-from envs.math.contrasts import contrasted
-from envs.math.foreign_changes import has_foreign_word
-from envs.math.introductions import ASKS_THE_REST, NUMBERED_BEFORE, tells_the_other_part
-from envs.math.languages import after_conclusion, in_english
-from envs.math.leads import TENTATIVE, changes, denies, is_rough
-from envs.math.markup import EMPHASISED, without_markup
-from envs.math.named_answers import OPTION, letter
-from envs.math.notation import is_several
-from envs.math.plain_text import plain
-from envs.math.provisional import (
+from envs.math.finding.named_answers import OPTION, letter
+from envs.math.finding.values import CUT_OFF, ITEM, LABEL, NUMBER, is_plain_label, is_value
+from envs.math.parsing.contrasts import contrasted
+from envs.math.parsing.foreign_changes import has_foreign_word
+from envs.math.parsing.introductions import ASKS_THE_REST, NUMBERED_BEFORE, tells_the_other_part
+from envs.math.parsing.languages import after_conclusion, in_english
+from envs.math.parsing.leads import TENTATIVE, changes, denies, is_rough
+from envs.math.parsing.markup import EMPHASISED, without_markup
+from envs.math.parsing.notation import is_several
+from envs.math.parsing.plain_text import plain
+from envs.math.parsing.provisional import (
     ABOUT_ANSWER,
     DIGITS,
     FREE,
@@ -30,12 +30,11 @@ from envs.math.provisional import (
     without_explanations,
     words_asked,
 )
-from envs.math.quantities import is_compared, read_quantity
-from envs.math.questions import CLOCK, asks_a_difference, asks_by
-from envs.math.sentences import TAIL, without_exclamation
-from envs.math.statements import AFFIRMED
-from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, is_plain_label, is_value
-from envs.math.vocabulary import CARDINALS, DOUBTS, OF_A_SOLUTION, WORDS, words
+from envs.math.parsing.quantities import is_compared, read_quantity
+from envs.math.parsing.questions import CLOCK, asks_a_difference, asks_by
+from envs.math.parsing.sentences import TAIL, without_exclamation
+from envs.math.parsing.statements import AFFIRMED
+from envs.math.parsing.vocabulary import CARDINALS, DOUBTS, OF_A_SOLUTION, WORDS, words
 
 INSERTED = re.compile(r", (?:which|who|whose|where)\b[^,]*,(?= )")
 ONE_CLAUSE = r"(?:[^,]|,(?=[0-9]{3}|[^()]*\)))*$"

@@ -6,17 +6,17 @@ may stand between it and the verb, or before it if the clause has no verb. The r
 stands before the verb and may be anything (`The square root of 9 is \boxed{3}`), unless it denies
 the whole (`It is false that x is \boxed{3}`).
 
-Left out: the words after a mark (`envs.math.answers`).
+Left out: the words after a mark (`answers`).
 """
 
 import itertools
 import re
 
-from envs.math.foreign_changes import ONLY_FOREIGN_WORDS
-from envs.math.introductions import names_an_operation
-from envs.math.plain_text import plain
-from envs.math.quantities import read_quantity, stem, words_of
-from envs.math.vocabulary import (
+from envs.math.parsing.foreign_changes import ONLY_FOREIGN_WORDS
+from envs.math.parsing.introductions import names_an_operation
+from envs.math.parsing.plain_text import plain
+from envs.math.parsing.quantities import read_quantity, stem, words_of
+from envs.math.parsing.vocabulary import (
     CHANGING,
     COMPARISONS,
     NUMERALS,

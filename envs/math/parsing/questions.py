@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from envs.math.conversions import units_of_the_kind
-from envs.math.quantities import Quantity, stem, words_of
-from envs.math.vocabulary import (
+from envs.math.parsing.conversions import units_of_the_kind
+from envs.math.parsing.quantities import Quantity, stem, words_of
+from envs.math.parsing.vocabulary import (
     CARDINALS,
     COMPARATIVES,
     OF_A_SOLUTION,

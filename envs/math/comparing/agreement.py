@@ -2,24 +2,23 @@ r"""Decides whether an answer agrees with the truth: texts and numbers here, exp
 algebra system.
 
 If the truth is a number, with or without a unit, every part of the statement must be that number
-(`envs.math.statements`), in a unit that does not contradict it: `18` and `18 dollars` agree, `18
-dollars` and `18 euros` do not; a second part restates the number, in another unit or rounded. Any
-other truth needs the same text, or mathematics (`envs.math.mathematics`) that an algebra system
-finds equal.
+(`statements`), in a unit that does not contradict it: `18` and `18 dollars` agree, `18 dollars` and
+`18 euros` do not; a second part restates the number, in another unit or rounded. Any other truth
+needs the same text, or mathematics that an algebra system finds equal (`mathematics`).
 """
 
 import itertools
 import re
 from fractions import Fraction
 
-from envs.math.contrasts import contrasted
-from envs.math.conversions import converted, same_amount, units_of_the_kind
-from envs.math.expressions import NoExpression, compute
-from envs.math.introductions import is_label
-from envs.math.line_marks import MAX_ANSWER_CHARACTERS
-from envs.math.markup import without_markup
-from envs.math.mathematics import COMMAND, ExpressionPair, is_mathematics, without_units
-from envs.math.notation import (
+from envs.math.comparing.expressions import NoExpression, compute
+from envs.math.finding.line_marks import MAX_ANSWER_CHARACTERS
+from envs.math.parsing.contrasts import contrasted
+from envs.math.parsing.conversions import converted, same_amount, units_of_the_kind
+from envs.math.parsing.introductions import is_label
+from envs.math.parsing.markup import without_markup
+from envs.math.parsing.mathematics import COMMAND, ExpressionPair, is_mathematics, without_units
+from envs.math.parsing.notation import (
     are_of_two_kinds,
     as_interval,
     as_list,
@@ -31,10 +30,16 @@ from envs.math.notation import (
     with_named_sets,
     with_parameter_of,
 )
-from envs.math.plain_text import DRESS, plain
-from envs.math.quantities import SIMPLE, Quantity, read_quantity, same_units
-from envs.math.questions import asked_base, asked_units, asks_percentage, contradicts, echoes
-from envs.math.statements import (
+from envs.math.parsing.plain_text import DRESS, plain
+from envs.math.parsing.quantities import SIMPLE, Quantity, read_quantity, same_units
+from envs.math.parsing.questions import (
+    asked_base,
+    asked_units,
+    asks_percentage,
+    contradicts,
+    echoes,
+)
+from envs.math.parsing.statements import (
     APPROXIMATELY,
     EQUALS,
     Part,
@@ -42,7 +47,7 @@ from envs.math.statements import (
     read_statement,
     without_label,
 )
-from envs.math.vocabulary import CHANGING
+from envs.math.parsing.vocabulary import CHANGING
 
 TIME = re.compile(r"(?P<clock>[0-9]{1,2}:[0-9]{2})(?: ?(?P<half>[ap])\.? ?m\.?)?", re.IGNORECASE)
 SAID_AGAIN = re.compile(

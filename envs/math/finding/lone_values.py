@@ -7,18 +7,26 @@ value's meaning.
 
 import re
 
-from envs.math.conversions import read_compound
-from envs.math.last_lines import sentences_of
-from envs.math.leads import changes, denies
-from envs.math.markup import EMPHASISED, without_markup
-from envs.math.notation import numeral
-from envs.math.plain_text import DRESS
-from envs.math.provisional import DOUBT, PROVISIONAL, words_asked
-from envs.math.quantities import read_quantity
-from envs.math.sentences import without_exclamation
-from envs.math.statements import read_statement
-from envs.math.values import CUT_OFF, ITEM, LABEL, NUMBER, is_expression, is_plain_label, is_value
-from envs.math.vocabulary import ALTERNATIVES, CHANGING, DATES, HEDGES, LINKS, WORDS, words
+from envs.math.finding.last_lines import sentences_of
+from envs.math.finding.values import (
+    CUT_OFF,
+    ITEM,
+    LABEL,
+    NUMBER,
+    is_expression,
+    is_plain_label,
+    is_value,
+)
+from envs.math.parsing.conversions import read_compound
+from envs.math.parsing.leads import changes, denies
+from envs.math.parsing.markup import EMPHASISED, without_markup
+from envs.math.parsing.notation import numeral
+from envs.math.parsing.plain_text import DRESS
+from envs.math.parsing.provisional import DOUBT, PROVISIONAL, words_asked
+from envs.math.parsing.quantities import read_quantity
+from envs.math.parsing.sentences import without_exclamation
+from envs.math.parsing.statements import read_statement
+from envs.math.parsing.vocabulary import ALTERNATIVES, CHANGING, DATES, HEDGES, LINKS, WORDS, words
 
 OPEN = re.compile(r"[-+*/(\[{]$(?<!\*\*)")
 """A line that continues in the next one."""

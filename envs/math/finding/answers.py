@@ -1,24 +1,24 @@
 r"""Finds the marked final answer in a model's text, and words around the mark that retract it.
 
 An answer is marked by `#### x`, `\boxed{x}` (also `\fbox`, `\boxed x`), `<answer>x</answer>`,
-`Answer: x` or `the answer is x`, in any case and markup (`envs.math.marks`); a line mark at the end
-of its line refers to the next line. Of several marks the last one counts, because a text may
-correct itself. A mark is spoilt, and the answer wrong, if its own sentence has another answer or a
-doubt (`3 or \boxed{4}`), or if a later sentence retracts it (`Wait, that is wrong.`).
-`envs.math.conclusions` finds the answer of a text without a mark.
+`Answer: x` or `the answer is x`, in any case and markup (`marks`); a line mark at the end of its
+line refers to the next line. Of several marks the last one counts, because a text may correct
+itself. A mark is spoilt, and the answer wrong, if its own sentence has another answer or a doubt
+(`3 or \boxed{4}`), or if a later sentence retracts it (`Wait, that is wrong.`). `conclusions` finds
+the answer of a text without a mark.
 
-`envs.math.boxes` reads the content of a box, and `envs.math.line_marks` the answer after other
-marks. `envs.math.leads` judges the words before a mark, and `envs.math.statements` the marked
-words. Everything here takes time linear in the text, which may be megabytes of arbitrary content.
+`boxes` reads the content of a box, and `line_marks` the answer after other marks. `leads` judges
+the words before a mark, and `statements` the marked words. Everything here takes time linear in the
+text, which may be megabytes of arbitrary content.
 """
 
 import re
 
-from envs.math.boxes import boxed_answer
-from envs.math.languages import PUNCTUATION
-from envs.math.line_marks import MarkedAnswer, lined_answer
-from envs.math.marks import last_marks, without_repetition
-from envs.math.sentences import SURROUNDINGS
+from envs.math.finding.boxes import boxed_answer
+from envs.math.finding.line_marks import MarkedAnswer, lined_answer
+from envs.math.finding.marks import last_marks, without_repetition
+from envs.math.parsing.languages import PUNCTUATION
+from envs.math.parsing.sentences import SURROUNDINGS
 
 REMARK = re.compile(
     r"(?:absolutely |definitely |indeed |now )?(?:correct|right|good|fine|helpful|useful|clear"

@@ -1,15 +1,14 @@
 r"""Marks of an answer: `#### x`, `\boxed{x}`, `<answer>x</answer>`, `Answer: x`, `the answer is
 x`, and these in other languages.
 
-Left out: the text after and around a mark (`envs.math.answers`), and answers without a mark
-(`envs.math.conclusions`).
+Left out: the text after and around a mark (`answers`), and answers without a mark (`conclusions`).
 """
 
 import re
 from collections import deque
 from typing import NamedTuple
 
-from envs.math.languages import FOREIGN_MARK, may_be_foreign
+from envs.math.parsing.languages import FOREIGN_MARK, may_be_foreign
 
 MAX_MARKS = 8  # the marked answer is sought among this many last marks
 MARK = re.compile(

@@ -1,8 +1,8 @@
 r"""One amount in two units: `$1.75, i.e. 175 cents`, and `2 hours and 30 minutes` for 2.5 hours.
 
 A restatement may have another unit than the answer if it is the same amount. Alone, an answer in a
-unit that the question does not ask for stays wrong (`envs.math.questions`), but an amount in
-several units is read in each of them.
+unit that the question does not ask for stays wrong (`questions`), but an amount in several units is
+read in each of them.
 
 Sources: NIST Handbook 44, appendix C (2023).
 """
@@ -11,7 +11,7 @@ import itertools
 import re
 from fractions import Fraction
 
-from envs.math.quantities import Quantity, read_quantity
+from envs.math.parsing.quantities import Quantity, read_quantity
 
 SIZES: tuple[dict[str, int], ...] = (
     {
