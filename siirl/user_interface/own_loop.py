@@ -20,7 +20,6 @@ from siirl.engine.rollout.generation import GenerationRequest, GenerationRespons
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.inference_engine import InferenceEngine
 from siirl.engine.rollout.rollout import requests_for_prompts
-from siirl.engine.rollout.single_turn import single_turn
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutResult, RolloutWorkflow, Trajectory
 from siirl.engine.training.collectives import Collectives, GroupOfProcesses, OneProcess, leave
@@ -30,6 +29,7 @@ from siirl.env_server.pool import EnvPool
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.params import ActorArguments, OptimizerArguments
+from siirl.user_interface.single_turn import single_turn
 
 __all__ = [
     "Actor",

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
-from siirl.engine.rollout.single_turn import single_turn
 from siirl.engine.rollout.workflow import RolloutResult
 from siirl.engine.training.weight_sync import checksum, receive_weights
 from siirl.errors import InvariantError
+from siirl.user_interface.single_turn import single_turn
 
 
 def printed(*words: str) -> list[str]:
