@@ -21,7 +21,7 @@ from siirl.files.paths import named_policy
 from siirl.interrupts import leave
 from siirl.params.command_help import help_of_words
 from siirl.params.command_line import note_repeated
-from siirl.params.own_words import Word, split_words, whole_number
+from siirl.params.command_words import Word, split_words, whole_number
 from siirl.terminal import warning_lines
 from siirl.terminal.exit_status import exit_status
 

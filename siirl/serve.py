@@ -28,7 +28,7 @@ from siirl.files.paths import usable_path
 from siirl.interrupts import STOP, leave
 from siirl.params.command_help import help_of_words
 from siirl.params.command_line import note_repeated
-from siirl.params.own_words import Word, split_words, whole_number
+from siirl.params.command_words import Word, split_words, whole_number
 from siirl.terminal import warning_lines
 from siirl.terminal.exit_status import exit_status
 from siirl.terminal.printable import printable

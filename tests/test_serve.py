@@ -16,8 +16,8 @@ from openenv_client import play
 from envs.openenv.openenv_env import OpenEnvEnv
 from siirl.errors import ConfigError
 from siirl.jobs.served_line import client_command
+from siirl.params.command_words import split_words
 from siirl.params.env_spec import describe_env
-from siirl.params.own_words import split_words
 from siirl.params.parser import parse_config
 from siirl.serve import WORDS, ServerSettings, main, token_of
 from tests.env_server.openenv_thread import TOKEN, ServerThread

@@ -45,7 +45,7 @@ from siirl.dag_worker.manifest import (
 )
 from siirl.dag_worker.plain_state import read_state, write_state
 from siirl.dag_worker.saving import Fingerprints, Saving
-from siirl.dag_worker.unfinished import POINTER, remove_unfinished, unfinished_folder
+from siirl.dag_worker.temporary_checkpoint import POINTER, remove_unfinished, unfinished_folder
 from siirl.engine.training.collectives import Collectives, fail_together
 from siirl.engine.training.saved_state import SHARDS
 from siirl.engine.training.tensor_files import let_others_read

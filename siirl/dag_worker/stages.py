@@ -26,7 +26,7 @@ from siirl.algos.advantages import (
 from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.accounting import work_of_update
 from siirl.dag_worker.context import StageContext
-from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
+from siirl.dag_worker.empty_ranks import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.rewards import (
     RewardOutcome,
     check_reward_failures,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from envs import perturbations
-from siirl.dag_worker.no_rows import with_columns_of_all
+from siirl.dag_worker.empty_ranks import with_columns_of_all
 from siirl.dag_worker.rewards import check_reward_failures, score_rows
 from siirl.dag_worker.rollout_collector import share_of
 from siirl.data_coordinator.prompts.dataset import task_name

@@ -22,7 +22,7 @@ from siirl.dag_worker.separate.workers import (
     exclude_from_collections,
     rolls_out_only,
 )
-from siirl.dag_worker.unfinished import remove_unfinished
+from siirl.dag_worker.temporary_checkpoint import remove_unfinished
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.execution.dag import TaskGraph
 from siirl.execution.scheduler.launch import Replacement, run_local, run_on_ray

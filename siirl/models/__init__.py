@@ -1,4 +1,4 @@
-"""Policies: the shipped tiny VLA, action codings, distributions, and loaders of policy folders.
+"""Models: shipped tiny ones, OpenVLA, SmolVLA, pi0, language models; checkpoints and adapters.
 
 Language models have their own modules: `language_model`, `chat`, and `tiny_lm`, the shipped one.
 """

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from siirl import program
 from siirl.files.paths import fault_of_path
 from siirl.params.command_line import note_replaced
-from siirl.params.own_words import LONGEST_NUMBER, Word
+from siirl.params.command_words import LONGEST_NUMBER, Word
 from siirl.terminal.terminal_lines import text_columns
 
 EXAMPLE = "    "  # indent of the examples in a docstring

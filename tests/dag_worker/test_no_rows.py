@@ -7,7 +7,7 @@ import torch
 from ranks_at_work import run_on_ranks
 from tensordict import NonTensorStack, TensorDict
 
-from siirl.dag_worker.no_rows import with_columns_of_all
+from siirl.dag_worker.empty_ranks import with_columns_of_all
 from siirl.dag_worker.rewards import gather_outcomes
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import TooManyFailures

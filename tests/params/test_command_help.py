@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from siirl.params.command_help import argument_parser, described, help_of_words
-from siirl.params.own_words import Word
+from siirl.params.command_words import Word
 
 TEXT = """`siirl reward-check checkpoint=…`: a summary.
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tensordict import TensorDict
 
 from siirl.dag_worker.dataflow import Dataflow
+from siirl.dag_worker.empty_ranks import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.metric_worker import plain_record
-from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.separate.edge import PROMPT
 from siirl.dag_worker.separate.exchange_messages import Report
 from siirl.dag_worker.separate.published_weights import SecondCopies

@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDict
 
 from siirl.dag_worker.agent_groups import AGENTS, ROLLOUTS
-from siirl.dag_worker.no_rows import with_columns_of_all
+from siirl.dag_worker.empty_ranks import with_columns_of_all
 from siirl.dag_worker.separate.edge import PROMPT
 from siirl.dag_worker.separate.exchange_messages import LOST, Report, StepPrompts
 from siirl.dag_worker.separate.published_weights import WeightPublisher

@@ -3,7 +3,7 @@
 import pytest
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.params.own_words import Word, split_words, whole_number
+from siirl.params.command_words import Word, split_words, whole_number
 
 WORDS = {"port": Word("8000", "TCP port"), "host": Word("127.0.0.1", "address")}
 

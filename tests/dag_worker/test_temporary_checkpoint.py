@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from siirl.dag_worker.unfinished import remove_unfinished, unfinished_folder
+from siirl.dag_worker.temporary_checkpoint import remove_unfinished, unfinished_folder
 from siirl.jobs.training_run import remove_unfinished_files
 from siirl.params.parser import parse_config
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from siirl.dag_worker.unfinished import POINTER, unfinished_folder
+from siirl.dag_worker.temporary_checkpoint import POINTER, unfinished_folder
 folder = Path(sys.argv[1])
 with unfinished_folder(folder) as unfinished:
     (unfinished / "model.safetensors").write_text("half")
