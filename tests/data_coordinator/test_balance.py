@@ -29,7 +29,7 @@ def plain_karmarkar_karp(lengths, count):
     return -heap[0][0]
 
 
-def test_hand_checked_example():
+def test_the_only_even_cut_of_five_lengths_is_found():
     """8+7 against 6+5+4 is the only even cut of 30 into two."""
     assert get_seqlen_balanced_partitions([8, 7, 6, 5, 4], 2, equal_size=False) == [
         [0, 1],
@@ -37,7 +37,7 @@ def test_hand_checked_example():
     ]
 
 
-def test_hand_checked_example_of_equal_sizes():
+def test_parts_of_equal_size_pair_long_with_short():
     parts = get_seqlen_balanced_partitions([10, 1, 9, 2], 2, equal_size=True)
     assert parts == [[0, 1], [2, 3]]
 

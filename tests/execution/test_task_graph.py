@@ -80,7 +80,7 @@ def test_missing_dependency_is_named_with_the_nearest():
     assert "Did you mean 'rollout_actor'?" in message
 
 
-def test_valid_graph():
+def test_a_valid_graph_has_no_errors():
     assert graph_of(a=[], b=["a"]).validate_graph() == (True, None)
 
 

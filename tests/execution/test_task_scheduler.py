@@ -135,7 +135,7 @@ def test_graphs_without_sizes_count_their_models():
         ([0, 0], 3, "param_aware", [2, 1]),
     ],
 )
-def test_apportion(sizes, workers, strategy, quotas):
+def test_ranks_are_shared_out_evenly_or_by_parameters(sizes, workers, strategy, quotas):
     assert apportion(sizes, workers, strategy) == quotas
 
 
@@ -191,5 +191,5 @@ def test_rank_without_graph_is_refused():
         (256, "cuda", "cpu:gloo,cuda:nccl"),
     ],
 )
-def test_backend(world_size, device_type, backend):
+def test_backend_depends_on_device_and_number_of_ranks(world_size, device_type, backend):
     assert choose_backend(world_size, device_type=device_type) == backend

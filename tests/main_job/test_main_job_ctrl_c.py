@@ -88,7 +88,9 @@ def test_at_the_end_of_a_run(start: Start, mode: str) -> None:
     ids=lambda words: words[0],
 )
 @pytest.mark.parametrize("delay_s", [0.0, 1.0, 6.0])
-def test_in_other_commands(start: Start, words: tuple[str, ...], delay_s: float) -> None:
+def test_ctrl_c_ends_the_other_commands_with_a_sentence(
+    start: Start, words: tuple[str, ...], delay_s: float
+) -> None:
     command = start(*words)
     command.wait_until_it_listens(timeout_s=WITHIN_S)
     time.sleep(delay_s)

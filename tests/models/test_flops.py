@@ -27,7 +27,7 @@ def counted(module, *arguments, **named):
     return counter.get_total_flops()
 
 
-def test_the_shipped_policy(repository):
+def test_formula_for_the_shipped_policy_equals_torchs_count(repository):
     policy = load_policy(repository / "assets" / "tiny_vla")
     rows = 3
     observation = {
@@ -38,7 +38,7 @@ def test_the_shipped_policy(repository):
     assert counted(policy, **observation) == rows * tiny_vla_flops(policy)
 
 
-def test_the_shipped_language_model(repository):
+def test_formula_for_the_shipped_language_model_equals_torchs_count(repository):
     model = load_language_model(str(repository / "assets" / "tiny_lm"))
     ids = torch.arange(2 * 12).view(2, 12) % 200
     places = torch.arange(12).expand(2, -1)
@@ -50,7 +50,7 @@ def test_the_shipped_language_model(repository):
     assert counted(with_head) == pytest.approx(expected, rel=2e-3)  # rotary products of positions
 
 
-def test_the_video_encoder():
+def test_formula_for_the_video_encoder_equals_torchs_count():
     network = random_network()
     config = network.config
     video = torch.zeros(2, 3, config.frames_per_clip, config.image_size, config.image_size)
@@ -61,7 +61,7 @@ def test_the_video_encoder():
 @pytest.mark.parametrize(
     ("model", "head"), [("openvla_oft", False), ("openvla_oft", True), ("openvla", False)]
 )
-def test_openvla(monkeypatch, tmp_path, model, head):
+def test_formula_for_openvla_equals_torchs_count(monkeypatch, tmp_path, model, head):
     folder = str(write_checkpoint(tmp_path, state=model == "openvla_oft", head=head))
     know_tiny_encoders(monkeypatch)
     spec = env_spec("libero", assets="stand_in", camera="agentview")

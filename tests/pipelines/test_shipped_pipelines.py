@@ -211,7 +211,7 @@ def test_declaring_a_pipeline_loads_no_torch():
 # Choosing one
 
 
-def test_pipeline_by_name():
+def test_a_pipeline_is_found_by_its_name():
     assert load_pipeline(pipeline="grpo").graph_id == "grpo"
 
 

@@ -387,7 +387,7 @@ def test_a_log_file_gets_a_line_at_intervals_and_at_the_end() -> None:
     ]
 
 
-def test_durations() -> None:
+def test_durations_are_minutes_and_seconds_or_hours() -> None:
     assert [duration(seconds) for seconds in (None, 42, 725, 3723)] == [
         "?",
         "0:42",

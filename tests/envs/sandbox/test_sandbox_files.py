@@ -71,7 +71,7 @@ def test_apps_with_a_method(tmp_path, small):
     [json.dumps, lambda cases: packed(json.dumps(cases)), packed],
     ids=["plain", "packed text", "packed list"],
 )
-def test_livecodebench(tmp_path, small, pack):
+def test_tests_of_livecodebench_are_unpacked_and_judged(tmp_path, small, pack):
     cases = [{"input": "3\n4", "output": "7", "testtype": "functional"}]
     (asked,) = read_problems(
         write(tmp_path / "a.jsonl", LIVE | {"private_test_cases": pack(cases)})
@@ -96,7 +96,7 @@ def test_pickle_that_would_call_something_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_prompt_columns(tmp_path, ending):
+def test_rows_of_write_prompts_are_read_as_problems(tmp_path, ending):
     truth = encoded_tests(inputs=[[1], [2]], outputs=[2, 3], function="f")
     write_prompts(
         tmp_path / f"a.{ending}",
