@@ -132,7 +132,8 @@ FIRST_CONTACT = {
         "right accepted, 81.3 % (74.3 to 86.8), and 2 of 169 wrong accepted, 1.2 % (0.3 to 4.2); "
         "math-verify 118 and 32, the last number 106 and 30. One right case that an earlier half "
         "has as well had been taken out before. The rule was then made smaller without a look at "
-        "these cases, so the table is held out."
+        "these cases (119 and 1), and then a parser replaced several, after the misses were known, "
+        "so the table is not held out."
     ),
 }
 NOBODYS = "7919"  # the thousandth prime
