@@ -339,7 +339,7 @@ def _parts(returned: Any, form: str, *, name: str) -> tuple[Any, ...]:
     """The values that `reset` or `step` returned.
 
     Raises:
-        Misbehaved: Another number of values, or the last one is not a dict.
+        Misbehaved: It returned another number of values, or the last one is not a dict.
     """
     wanted = form.count(",") + 1
     found = len(returned) if isinstance(returned, tuple) else None

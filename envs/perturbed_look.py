@@ -145,7 +145,7 @@ def draw_look(perturbation: Perturbation, *, model: Any, data: Any, view: View) 
     Args:
         perturbation: Factors, strength and seed.
         model: The simulator's model.
-        data: Its state, with poses computed.
+        data: The simulator's state, with poses computed.
         view: The first camera's standard pose.
     """
     strength = perturbation.strength

@@ -147,7 +147,7 @@ def env_spec(name: str, **kwargs: Any) -> EnvSpec:
     user-defined class is constructed in a child process (`envs.spec_process`).
 
     Raises:
-        ValueError: As `make_env`.
+        ValueError: An unknown name, or constructor arguments that `make_env` refuses.
         SpecUnknown: A user-defined class that cannot be constructed.
     """
     reference = ENVS.get(name, name)

@@ -14,8 +14,8 @@ def checked_url(url: object, *, key: str, token_key: str, server: str) -> str:
     """Return `url` without a trailing slash.
 
     Args:
-        url: The address.
-        key: Its configuration key, for messages.
+        url: Address of the server.
+        key: Configuration key of the address, for messages.
         token_key: Configuration key of the token file.
         server: Kind of the server, with its article.
 

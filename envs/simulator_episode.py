@@ -269,7 +269,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
 
 def _return_freed_memory() -> None:
-    """Returns memory to the system that building a simulator freed, and that glibc keeps."""
+    """Return to the system the memory that building a simulator freed, which glibc keeps."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -56,7 +56,7 @@ def user_env_spec(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> En
         kwargs: Constructor arguments; picklable.
 
     Raises:
-        ValueError: As `make_env`.
+        ValueError: Constructor arguments that `make_env` refuses.
         RuntimeError: A shipped class lacks a package or a library.
         SpecUnknown: The constructor raised something else, ended its process or took too long.
     """

@@ -1,7 +1,7 @@
 """ReMax: REINFORCE with the greedy response's reward as baseline (arXiv 2310.10505, algorithm 1).
 
     for each step:
-        b = score of the most likely response                                 greedy_baseline
+        b = score of the greedy response                                      greedy_baseline
             to each of the step's prompts or tasks
         sample n responses to each                                            rollout_actor
         R = score of each response by the environment or grader               function_reward

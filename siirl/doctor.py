@@ -148,7 +148,7 @@ def optional_package(module: str, requirement: str) -> Callable[[], str]:
     """Check of a package outside the lock file.
 
     Args:
-        module: Its import name.
+        module: The package's import name.
         requirement: What pip installs, the package itself first.
     """
     package = next(word for word in requirement.split() if not word.startswith("--"))

@@ -30,7 +30,7 @@ WORDS = {
     "checkpoint": Word(
         "", "policy folder (hf://owner/name on the Hub), checkpoint, or run folder", "PATH"
     ),
-    "actions": Word("both", "kind of action: sampled, argmax or both"),
+    "actions": Word("both", "kind of action: sampled, argmax (greedy) or both"),
     "resume": Word("", "run folder of an interrupted LIBERO protocol to continue", "FOLDER"),
 }
 """The command's own words."""

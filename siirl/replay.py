@@ -192,7 +192,7 @@ def recorded(folder: Path) -> list[Row]:
     """Recorded episodes of the run, from the index of its videos.
 
     Raises:
-        MissingAssetError: There is no run, or it recorded nothing.
+        MissingAssetError: The folder holds no run, or the run recorded nothing.
     """
     rows = [row for row in read_index(folder / VIDEOS_FOLDER) if _can_be_played(row)]
     run, _ = run_of_recordings(folder)

@@ -50,7 +50,8 @@ def score_as_released(
     Rows with an embedding of zeros and failures of a task without success are undefined (reward 0).
 
     Raises:
-        ValueError: As `TrajectoryReward.score`.
+        ValueError: An embedding that is not finite, columns of different lengths, or a group with
+            two tasks.
     """
     embeddings_BD = finite_rows(embeddings_BD, what="embeddings", tasks=tasks_B)
     success_B, group_B = np.asarray(success_B, dtype=bool), np.asarray(group_B)

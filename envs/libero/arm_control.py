@@ -28,8 +28,8 @@ class ArmControl:
 
         Args:
             robot: robosuite's single arm; its controller and gripper keep their state.
-            model: The model of the same simulator.
-            data: Its state.
+            model: MuJoCo model of the simulator that holds the robot.
+            data: State of that model.
 
         Raises:
             RuntimeError: The controller is not LIBERO's.

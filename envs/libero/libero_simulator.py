@@ -139,7 +139,7 @@ class LiberoSimulator:
         only the last one is cached.
 
         Raises:
-            ValueError: There is no such state.
+            ValueError: The task has no initial state with this number.
             EpisodeFailed: The simulation diverged, and would diverge again: neither the policy nor
                 the server has failed.
         """

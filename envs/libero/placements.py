@@ -51,7 +51,7 @@ def draw_placements(env: Any, count: int) -> list[BodyPoses]:
     Args:
         env: LIBERO's task, built and not reloaded since; it needs a reset and an initial state
             afterwards.
-        count: Of episodes.
+        count: Number of episodes.
     """
     with published_seed():
         return list(itertools.islice(_episodes(env), count))

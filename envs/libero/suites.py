@@ -61,7 +61,7 @@ def suite_name(name: object) -> str:
     """Return a suite's canonical name, for example of `libero_spatial`, `Spatial` or `long`.
 
     Raises:
-        ValueError: There is no such suite.
+        ValueError: No suite has this name.
     """
     short = str(name).lower().removeprefix(PREFIX)
     short = ALIASES.get(short, short)

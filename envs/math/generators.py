@@ -141,7 +141,7 @@ def distinct_questions(
     """`count` questions of `split`, no two the same, in the order they were drawn.
 
     Raises:
-        ValueError: There are not that many.
+        ValueError: The split has fewer than `count` distinct questions.
     """
     found: dict[str, Question] = {}
     for question in itertools.islice(_draws(task, seed), 100 * (count + 100)):

@@ -133,7 +133,7 @@ class OpenEnvEnv(Environment):
 
         Raises:
             EpisodeFailed: The server has no session, or cannot start an episode.
-            SessionFault: The same, if the episode can be replayed.
+            SessionFault: The server failed in that way, and the episode can be replayed.
         """
         options = dict(options or {})
         if options.pop("row", None) is not None:
@@ -160,7 +160,7 @@ class OpenEnvEnv(Environment):
             ValueError: An action outside the space.
             RuntimeError: No episode runs.
             EpisodeFailed: The server aborted the episode.
-            SessionFault: The same, if the episode can be replayed.
+            SessionFault: The server aborted the episode, which can be replayed.
         """
         if len(actions) == 0:
             raise ValueError("step_chunk needs at least one action.")

@@ -103,7 +103,7 @@ class TextForm:
         """One observation as text.
 
         Raises:
-            ValueError: There is no `observation_field`.
+            ValueError: The observation lacks `observation_field`.
         """
         if self.observation_field is None:
             return self._cut(_as_text(observation))

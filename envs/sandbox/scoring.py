@@ -56,9 +56,9 @@ async def judge(sandbox: Sandbox, problem: Problem, program: str, *, stop_early:
 
     Args:
         sandbox: Runs the program.
-            problem: The tests.
-            program: Python source.
-            stop_early: Stop at the first failed test, for the reward `all`.
+        problem: The tests.
+        program: Python source.
+        stop_early: Stop at the first failed test, for the reward `all`.
 
     Raises:
         SandboxFailed: The program was not run.

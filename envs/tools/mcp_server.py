@@ -51,9 +51,9 @@ class MCPTools(Toolset):
 
         Args:
             command: The server's program; it gets `env`, PATH, HOME and a few other variables.
-            args: Its arguments.
+            args: The program's arguments.
             env: Further environment variables.
-            cwd: Its working folder.
+            cwd: The program's working folder.
             url: Address of a running server, instead of `command`: `http://HOST:PORT/mcp`.
             token_file: File with the bearer token for it.
             deadline_s: Deadline of a call in seconds.

@@ -25,14 +25,14 @@ def sandboxed(
     """Make a runner in a sandbox.
 
     Args:
-        isolation: As env.isolation of the sandbox environment.
-        url: As there.
-            packages: As there.
-            limits: Limits of a program, by name; see `envs.sandbox.limits.Limits`.
+        isolation: `bubblewrap`; `remote` (a service at `url`); or `none`, which protects nothing.
+        url: Address of a SandboxFusion service, for `remote`.
+        packages: Packages that programs may import besides the standard library, such as `numpy`.
+        limits: Limits of a program, by name; see `envs.sandbox.limits.Limits`.
 
     Raises:
         ValueError: An invalid argument.
-            RuntimeError: Isolation is not possible on this machine.
+        RuntimeError: Isolation is not possible on this machine.
     """
     bounds = Limits.of({"total_s": TOTAL_S} | limits)
     return SandboxedPrograms(

@@ -78,26 +78,28 @@ class ToolEnv(Environment):
         Args:
             tools: See `envs.tools.named_tools`: `module:function`, `{"mcp": {…}}`, `{"program":
                 "module:factory", …}`.
-            tasks: As for MathEnv.
-            files: As for MathEnv.
-            split: As for MathEnv.
-            heldout_share: As for MathEnv.
-            wording: As for MathEnv; `words` by default, because models that call tools chat.
+            tasks: Generated tasks (`sums-2`), or with `files` the data sources to ask from (all by
+                default).
+            files: Parquet or jsonl files; see `envs.prompt_files`.
+            split: Split that `reset` uses by default, `train` or `heldout`.
+            heldout_share: Share of questions that are held out, by a hash of the question; 0: none.
+            wording: Form of generated questions, `bare` or `words` (see `MathEnv`); `words` by
+                default, because models that call tools chat.
             announce: Whether the system message describes the tools; False for chat templates that
                 do, and for tiny models.
-            ungraded: As for MathEnv.
+            ungraded: Also ask rows that cannot be graded: `success` of their episodes is None.
             max_turns: Turns of the model; the last one must be the final answer.
             max_characters: Bound for all turns of the model and all answers of tools together.
-            max_tokens: The same in tokens of `tokenizer`, not counting the chat template; None: no
-                bound.
+            max_tokens: Bound for those turns and answers in tokens of `tokenizer`, not counting the
+                chat template; None: no bound.
             tokenizer: A tokenizer.json, or a folder that holds one.
             max_calls_per_turn: Further calls are refused; its product with `tool_deadline_s` must
                 not exceed env.deadline_s.
             max_tool_characters: Bound for one tool's answer; a longer one is cut, with a note.
             tool_deadline_s: Deadline of one call in seconds, unless the tool's entry sets one.
-            format_reward: As for MathEnv.
-            num_graders: As for MathEnv.
-            grading_cpu_s: As for MathEnv.
+            format_reward: Added if an answer was marked, right or wrong; reward part `format`.
+            num_graders: Worker processes of this process's maths environments together.
+            grading_cpu_s: Processor time after which a comparison is aborted.
 
         Raises:
             ValueError: An invalid argument.

@@ -61,7 +61,7 @@ class ActionDistribution(abc.ABC):
 
     @abc.abstractmethod
     def mode(self) -> torch.Tensor:
-        """The most likely choices, or the choices of a policy that does not explore."""
+        """The greedy choices: the most likely ones, or those of a policy that does not explore."""
 
     @abc.abstractmethod
     def log_prob(self, choices: torch.Tensor) -> torch.Tensor:
@@ -93,7 +93,7 @@ class ActionDistribution(abc.ABC):
         """Mean loss of behaviour cloning on the values of demonstrated actions.
 
         Args:
-            values_NT: As in `values`.
+            values_NT: Demonstrated actions in the form that `values` returns.
             generator: For a loss that draws numbers.
         """
 

@@ -36,8 +36,8 @@ def importance_weights(
     row's kept tokens (sequence) or `exp(mean d)` (geometric).
 
     Args:
-        old_log_probs_BT: Of the policy that the samples are weighted for.
-        rollout_log_probs_BT: Of the policy that generated them.
+        old_log_probs_BT: Log-probs under the policy that the samples are weighted for.
+        rollout_log_probs_BT: Log-probs under the policy that generated the samples.
         mask_BT: 1 at the tokens that count.
         level: One of `LEVELS`.
         bound: `truncate`: `min(w, high)` (V-trace, arXiv 1802.01561, section 4.1; TIS, Yao et al.

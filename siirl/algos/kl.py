@@ -85,8 +85,8 @@ def kl_estimate(
     """Estimate per token of KL(pi || ref), 0 where the mask is 0.
 
     Args:
-        log_probs_BT: Of the policy that chose the tokens.
-        ref_log_probs_BT: Of the reference policy, at the same temperature.
+        log_probs_BT: Log-probs under the policy that chose the tokens.
+        ref_log_probs_BT: Log-probs under the reference policy, at the same temperature.
         mask_BT: 1 at the tokens that count.
         name: One of `KL_NAMES`, or a registered one, with or without '+'.
 

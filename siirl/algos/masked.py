@@ -92,7 +92,7 @@ def masked_whiten(
 
     Args:
         values: Any shape.
-        mask: The same shape.
+        mask: True or 1 at the kept entries; same shape as `values`.
         shift_mean: False adds the mean back, so that only the scale changes.
         epsilon: 1e-8, as in verl's masked_whiten; equal entries become 0 instead of NaN.
         unbiased: Variance with n - 1, as `torch.var`; False: with n.

@@ -73,7 +73,7 @@ class TokenByToken(ActionDistribution):
         return self.act(uniforms_NU, top_p=top_p)[0]
 
     def mode(self) -> torch.Tensor:
-        """The most likely token at each place, given those before it (greedy decoding)."""
+        """The greedy tokens: at each place the most likely one, given those before it."""
         return self.act(None)[0]
 
     def log_prob(self, choices: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ class TokenByToken(ActionDistribution):
         return self._given(choices).log_prob(choices)
 
     def entropy(self) -> torch.Tensor:
-        """Entropy of each token given the most likely tokens before it; `scores` conditions on the
+        """Entropy of each token given the greedy tokens before it; `scores` conditions on the
         choices instead.
         """
         return self._given(self.mode()).entropy()

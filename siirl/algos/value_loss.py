@@ -22,7 +22,7 @@ def clipped_value_loss(
 
     Args:
         values_BT: The critic's current values, with gradient.
-        old_values_BT: Its values when the advantages were computed.
+        old_values_BT: The critic's values when the advantages were computed.
         returns_BT: Targets of the values.
         mask_BT: 1 at the tokens that count.
         clip_range: In units of the return; 0.5 is the field's default for language models

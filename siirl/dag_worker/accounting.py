@@ -31,7 +31,7 @@ class StepAccount:
     """Times one step at a time.
 
     Args:
-        device: Of this rank.
+        device: Device of this rank.
         occupation: Reports how long this process has waited for other ranks.
         clock: Monotonic clock in seconds.
     """

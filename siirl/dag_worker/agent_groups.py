@@ -272,7 +272,8 @@ def assign_seats(
     """Let agent groups play their roles in each other's environments.
 
     Args:
-        rollouts: By agent group; a training rank without rollouts has others in their place.
+        rollouts: Rollouts by agent group; a training rank without rollouts has others in their
+            place.
         played_by: For each agent group, the groups that play in its environments
             (`env.played_by`).
         lockstep: Deterministic mode.

@@ -63,10 +63,10 @@ def build_components(
 
     Args:
         config: The job, or an agent group's part of it.
-        place: Its folders in the run.
+        place: The agent group's folders in the run.
         ranks: The processes that train together.
         redistribution: Moves rows between them.
-        device: Of this rank.
+        device: Device of this rank.
         first_step: First step to run.
         with_critic: Whether the graph has a critic node.
         shares: Components of the agent group whose weights these act with and train.

@@ -165,7 +165,7 @@ class CheckpointManager:
         """Wait for the checkpoint that is being written; every rank calls it.
 
         Returns:
-            Its folder; None if none is being written.
+            Folder of the checkpoint; None if none is being written.
 
         Raises:
             CheckpointError: It could not be written.

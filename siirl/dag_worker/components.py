@@ -207,9 +207,9 @@ class RankBuilder(abc.ABC):
 
     Args:
         config: The job, or an agent group's part of it.
-        spec: Its environment.
+        spec: Spec of the job's environment.
         ranks: The processes that train together.
-        device: Of this rank.
+        device: Device of this rank.
     """
 
     kinds: tuple[bool, ...]

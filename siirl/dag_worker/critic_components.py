@@ -49,7 +49,7 @@ def make_critic(
     """Build the critic: value model, optimiser and update.
 
     Args:
-        settings: Those of the critic.
+        settings: Settings of the critic.
         policy: Settings of the policy, whose mini-batches are the critic's by default.
         trainer: Length and seed of the run.
         steps: Optimiser steps of a training step (`siirl.dag_worker.components.Updates`).

@@ -38,10 +38,10 @@ class ColocatedRollouts:
     def open(
         self, *, step: int, positions: Mapping[int, int], resumed: Mapping[str, Any] | None
     ) -> None:
-        """Nothing: the first rollout node begins."""
+        """Do nothing: the first rollout node begins."""
 
     def begin_step(self, step: int) -> None:
-        """Nothing."""
+        """Do nothing: rollouts follow the graph's nodes."""
 
     def step_done(self) -> None:
-        """Nothing: this rank's engine has the weights."""
+        """Do nothing: this rank's engine has the weights."""

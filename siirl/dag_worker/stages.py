@@ -292,7 +292,9 @@ def compute_advantage(*, batch: TensorDict, context: StageContext) -> NodeOutput
     provides=["old_log_probs"],
 )
 def compute_old_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Log-probs under the weights before the update, for samples of another behaviour policy."""
+    """Log-probs under the weights before the update: the denominator of the ratio where they differ
+    from those of the rollout.
+    """
     batch["old_log_probs"] = context.actor.compute_log_prob(batch).log_probs_BT
     return NodeOutput(batch=batch)
 

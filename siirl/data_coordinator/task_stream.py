@@ -242,7 +242,7 @@ def check_prompts_per_step(prompts_per_step: int, *, ranks: int) -> None:
     """Require a prompt for each rank.
 
     Raises:
-        ConfigError: There are fewer.
+        ConfigError: Fewer prompts than ranks.
     """
     if prompts_per_step < ranks:
         raise ConfigError(

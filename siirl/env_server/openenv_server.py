@@ -69,7 +69,7 @@ class OpenEnvServer:
         """Check that the environment's spec has a JSON form.
 
         Args:
-            pool: Its slots are the sessions; it starts servers as sessions need them.
+            pool: Pool whose slots are the sessions; it starts servers as sessions need them.
             token: The token that a client must send.
             max_message_bytes: Largest message of a client.
             seed: Seeds the generator for episodes without a seed.

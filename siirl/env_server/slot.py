@@ -129,8 +129,8 @@ class Slot:
         """Continue an episode that another slot began; its steps are not counted again.
 
         Args:
-            seed: As for `reset`.
-            options: As for `reset`.
+            seed: The seed with which the episode was reset.
+            options: The options with which the episode was reset.
             actions: Actions executed so far.
 
         Returns:

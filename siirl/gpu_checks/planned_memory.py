@@ -21,8 +21,8 @@ def planned_bytes(
     """Bytes of an update on one rank, by the plan's table.
 
     Args:
-        shape: Of the model.
-        model: Its adapters, recomputation and types.
+        shape: Shape of the model.
+        model: Settings of the model: adapters, recomputation and types.
         data: Lengths of text.
         episode_steps: Steps of a robot's trajectory; None for text.
         micro_batch_size: Rows of a pass.

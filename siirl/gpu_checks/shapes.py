@@ -133,8 +133,8 @@ def observations(policy: Policy, rows: int, *, shape: tuple[int, ...]) -> dict[s
 
     Args:
         policy: Determines the length of questions.
-        rows: N.
-        shape: Of the images of an observation.
+        rows: Number of observations (N).
+        shape: Shape of the images of an observation.
     """
     length = getattr(policy, "question_length", QUESTION)
     return {

@@ -249,7 +249,7 @@ def _policy_gap(trial: Trial) -> float:
 def acted_and_trained(
     acting: EmbodiedEngine, engine: TrainEngine[Any], batch: TensorDict
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs [B, T] of the most likely tokens of `batch`: of acting, and of training on them.
+    """Log-probs [B, T] of the greedy tokens of `batch`: of acting, and of training on them.
 
     The tokens become the batch's responses.
     """

@@ -174,8 +174,8 @@ def clone(
     repeating them. Rollouts from one start state end differently, and RL learns from these
     differences.
 
-    `token_accuracy` is the share of demonstrated tokens that are the most likely ones; for
-    continuous actions `action_error` is the mean distance of the mode, in units of half the range.
+    `token_accuracy` is the share of demonstrated tokens that are the greedy ones; for continuous
+    actions `action_error` is the mean distance of the mode, in units of half the range.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=1e-4)

@@ -96,7 +96,7 @@ def measure_answers(model: LanguageModel, rows: TensorDict) -> dict[str, float]:
     """Measure how often a model gives the answers of `rows`.
 
     Returns:
-        `greedy`: share of answers in which every token is the most likely one. `sampled`: mean
+        `greedy`: share of answers in which every token is the greedy one. `sampled`: mean
         probability of a whole answer at temperature 1. `entropy`: nats per token along the correct
         answers. `questions`: their number.
     """

@@ -354,8 +354,8 @@ def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: s
     )
     measured = notes["held_out"]
     print(
-        f"Saved {flags.output}: {measured['greedy']:.0%} of {measured['questions']} held-out "
-        f"questions right greedily, {measured['sampled']:.0%} sampled, entropy "
+        f"Saved {flags.output}: greedy accuracy {measured['greedy']:.0%} on "
+        f"{measured['questions']} held-out questions, {measured['sampled']:.0%} sampled, entropy "
         f"{measured['entropy']:.2f} nats per token."
     )
     for line in describe_tasks(notes.get("held_out_by_task", {})):

@@ -334,7 +334,7 @@ def _stored_weights(policy: Path) -> WeightSource:
     """The weights of a policy folder or an engine's folder.
 
     Raises:
-        CheckpointError: There are none, or damaged ones.
+        CheckpointError: The folder holds no weights, or damaged ones.
     """
     if (policy / SHARDS).is_dir():
         return ShardedWeights(policy / SHARDS)

@@ -127,7 +127,8 @@ def read_episodes(file: Path, *, expected: Mapping[str, Any]) -> list[PublishedE
     """Read the episodes of an interrupted evaluation.
 
     Raises:
-        CheckpointError: There are none, or they are of another policy, environment or version.
+        CheckpointError: The file holds no episodes, or those of another policy, environment or
+            version.
     """
     rows = list(read_rows(file))
     if not rows:
@@ -162,7 +163,7 @@ def run_protocol(
 
     Args:
         rollout: A started rollout whose environment has `env.states=all`.
-        tasks: In the order of the environment's tasks.
+        tasks: Tasks to play, in the order of the environment's tasks.
         kinds: `sampled`, `argmax` or both.
         seed: Seed of the sampled actions; papers evaluate with several.
         file: Each finished episode is appended here; the episodes in `done` are written first.

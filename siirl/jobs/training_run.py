@@ -72,7 +72,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
 
     Args:
         config: The checked job.
-        graph: Its checked graph.
+        graph: The job's checked graph.
         run_folder: Output folder.
 
     Raises:

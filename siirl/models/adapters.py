@@ -151,7 +151,7 @@ def adapted_layers(
     Needs neither weights (`torch.device("meta")`) nor peft.
 
     Args:
-        model: As for `add_adapters`.
+        model: Model whose linear layers are searched; it is not changed.
         lora: Settings of the adapters.
         layers: Layers used without `target_modules`.
 

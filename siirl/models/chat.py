@@ -133,7 +133,7 @@ class ChatTokenizer:
                 if a stop string or a limit cut the turn: the closing token then comes first.
 
         Raises:
-            ConfigError: As `encode_prompt`.
+            ConfigError: The chat template refuses these messages.
         """
         if self.tokenizer.chat_template is None:
             return self._ids(f"\n{_joined(messages)}\n")

@@ -39,8 +39,8 @@ def block_flops(
         pairs: Pairs of a query with a key.
         width: Channels between blocks.
         hidden: Channels inside the MLP.
-        query_width: Heads times their channels.
-        key_width: The same for keys, and for values.
+        query_width: Query heads times channels of a head.
+        key_width: Key heads times channels of a head; values have the same.
         gated: Whether the MLP has a third matrix (SwiGLU).
     """
     projections = 2 * tokens * width * (2 * query_width + 2 * key_width)
@@ -52,7 +52,7 @@ def decoder_flops(config: Any, *, tokens: int, pairs: int, head_tokens: int) -> 
     """A decoder of the Llama family.
 
     Args:
-        config: Of transformers.
+        config: The model's configuration in transformers.
         tokens: Places that are computed, over all texts.
         pairs: Sum of squared lengths of the texts; with keys of earlier passes more.
         head_tokens: Places whose logits are computed.

@@ -137,8 +137,8 @@ class PrefixNetwork(Protocol):
         """Velocity from actions (time 0) to noise (time 1), float32 [N, S, K, A], at S times.
 
         Args:
-            context: Of `prefix`.
-            valid_NL: Of `prefix`.
+            context: The `context` that `prefix` returned.
+            valid_NL: The `valid_NL` that `prefix` returned.
             actions_NSKA: Noisy actions, of `max_action_dim` numbers.
             time_NS: LeRobot's time: 1 for noise, 0 for actions.
         """
@@ -152,7 +152,8 @@ class FlowVLA(Policy):
         feature_size: Width of `Prefix.features_NW`.
         io_format: Format of observations and chunks.
         actions: Coding of actions.
-        flow: How it is sampled. folder: Of the files beside the weights.
+        flow: Settings of sampling from the flow.
+        folder: Folder of the files beside the weights.
     """
 
     order_F: torch.Tensor

@@ -172,7 +172,7 @@ class LanguageModel(Adaptable):
         """`exported_weights`, a few rows at a time.
 
         Args:
-            weights: As from `TrainEngine.weights_in_turn`.
+            weights: Weights in the order of `TrainEngine.weights_in_turn`.
         """
         if self.lora is None:
             return iter(weights)

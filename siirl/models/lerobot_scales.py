@@ -26,10 +26,10 @@ def read_scale(folder: Path, name: str, *, size: int, steps: ProcessorSteps, bas
     """The processors' scaling of a feature (lerobot/processor/normalize_processor.py).
 
     Args:
-        folder: Of the processors.
+        folder: Folder of the processors.
         name: `STATE` or `ACTION`.
         size: Numbers of the feature.
-        steps: Those that the policy does itself.
+        steps: Names of the processor steps that the policy performs itself.
         base: A published policy without statistics, for the message.
 
     Raises:

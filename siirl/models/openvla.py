@@ -28,8 +28,8 @@ class OpenVLA(OpenVLAPolicy):
     """The policy; see `Policy` for the contract.
 
     Args:
-        parts: Of the checkpoint.
-        action_tokenizer: Of the actions.
+        parts: Networks of the checkpoint.
+        action_tokenizer: Tokenizer of the actions.
     """
 
     chunk_length = 1

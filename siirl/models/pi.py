@@ -37,16 +37,16 @@ CHARACTERS = 4
 
 
 class Pi(FlowVLA):
-    """Common base of both policies.
+    """Common base of pi0 and pi0.5.
 
     Args:
-        network: The network of one of the two.
+        network: `Pi0Network` or `Pi05Network`.
         feature_size: See `FlowVLA`.
         io_format: Format of observations and chunks.
         actions: Coding of actions.
-        flow: How it is sampled.
-        folder: Of the files beside the weights.
-        tokenizer_file: PaliGemma's.
+        flow: Settings of sampling from the flow.
+        folder: Folder of the files beside the weights.
+        tokenizer_file: Tokenizer file of PaliGemma.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Pi05(Pi):
     instruction is therefore kept as characters, and `forward` makes the tokens.
 
     Args:
-        shape: Of the network.
+        shape: Shape of the network.
         padded_state: Numbers of the state in the prompt; zeros are added at the end.
         parts: See `Pi`.
     """

@@ -122,8 +122,8 @@ class ExpertLayer(nn.Module):
     """A layer of Gemma that also attends to a prefix.
 
     Args:
-        config: Of the expert.
-        norm: Class of its norms.
+        config: Configuration of the expert.
+        norm: Class of the layer's norms.
     """
 
     def __init__(self, config: GemmaConfig, norm: type[PlainNorm | AdaptiveNorm]) -> None:

@@ -67,7 +67,7 @@ class Policy(Adaptable, abc.ABC):
 
     @property
     def tokens_per_chunk(self) -> int:
-        """T."""
+        """Tokens of a chunk (T)."""
         return self.chunk_length * self.action_tokenizer.dimensions
 
     @property
@@ -140,7 +140,7 @@ class Policy(Adaptable, abc.ABC):
         """Refuse adapters that this policy cannot have, without making them.
 
         Raises:
-            ConfigError: As `adapt`.
+            ConfigError: Layers or a rank that `adapt` refuses.
         """
         adapted = adapted_layers(self, lora, layers=self._linear_layers())
         useless = sorted(set(adapted) & set(self.read_past))

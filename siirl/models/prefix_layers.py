@@ -92,12 +92,12 @@ def attend_behind(
     """Attention of the positions after a prefix to its keys and to their own.
 
     Args:
-        attention: Of Llama or Gemma.
-        inputs_NQW: After the layer's norm.
-        keys_NGLD: Of the prefix.
-        values_NGLD: Of the prefix.
+        attention: Attention module of Llama or Gemma.
+        inputs_NQW: Hidden states after the layer's norm.
+        keys_NGLD: Keys of the prefix.
+        values_NGLD: Values of the prefix.
         mask: bool [N, 1, Q, L + Q], True where a position attends to a key.
-        angles: Of the Q positions.
+        angles: Rotary angles of the Q positions.
 
     Returns:
         The output [N, Q, W], and the positions' own keys and values [N, G, Q, D].

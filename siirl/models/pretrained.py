@@ -80,7 +80,7 @@ def read_config(source: str, *, trust_remote_code: bool, place: str = MODEL_PATH
     """The configuration of a causal language model, which `place` names.
 
     Raises:
-        MissingAssetError: There is none.
+        MissingAssetError: The source has no configuration.
         ConfigError: It belongs to another kind of model.
     """
     import_model_classes()

@@ -27,12 +27,12 @@ class SmolVLA(FlowVLA):
 
     Args:
         vlm: Configuration of the vision-language model.
-        shape: Of the network.
+        shape: Shape of the network.
         io_format: Format of observations and chunks.
         actions: Coding of actions.
-        flow: How it is sampled.
-        folder: Of the files beside the weights.
-        vlm_folder: Of the vision-language model's files.
+        flow: Settings of sampling from the flow.
+        folder: Folder of the files beside the weights.
+        vlm_folder: Folder of the vision-language model's files.
     """
 
     read_past = ("model.vlm_with_expert.vlm.lm_head",)

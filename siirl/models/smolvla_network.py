@@ -224,7 +224,7 @@ class ExpertLayer(nn.Module):
     """A layer of Llama whose keys and values come from the prefix.
 
     Args:
-        config: Of the expert.
+        config: Configuration of the expert.
         joint: The layer also has keys and values of the suffix; otherwise it projects those of the
             prefix.
     """

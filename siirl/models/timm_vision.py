@@ -41,8 +41,8 @@ class TimmEncoder(VisionEncoder):
     """A vision transformer up to its second-to-last block, built from timm's parts.
 
     Args:
-        name: Of `timm.create_model`.
-        shape: Its shape; the last block is not built.
+        name: Name of the model in `timm.create_model`.
+        shape: Shape of the transformer; the last block is not built.
         image_size: Height and width in pixels.
         recompute: See `siirl.models.openvla_vision.VisionBackbone`.
     """

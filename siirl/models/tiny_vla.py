@@ -54,8 +54,8 @@ class TinyVLAConfig(TinyConfig):
         different warm starts, 16 bins learned and 64 did not; a comparison from equal starts has
         not been made. The number is odd so that zero, the most frequent action of robots, is
         represented: cloned from LIBERO's expert (600 updates, one run each), sampled actions
-        succeeded in 31 of 100 episodes with 16 bins and in 41 with 17; most likely actions
-        succeeded in 16 and 34.
+        succeeded in 31 of 100 episodes with 16 bins and in 41 with 17; greedy actions succeeded
+        in 16 and 34.
 
         Raises:
             ValueError: An observation space without images and without proprioception, or an

@@ -98,7 +98,8 @@ def rows_of_step(config: SiiRLArguments, *, group: int, playing: SiiRLArguments)
     role that it plays, or one for all agents without roles.
 
     Args:
-        config: Its configuration. group: Its number.
+        config: Configuration of the agent group.
+        group: Number of the agent group.
         playing: Configuration of the group whose episodes they are.
     """
     played_by = config.env.played_by

@@ -99,7 +99,7 @@ def parse_first(
     agents; the command line overrides the group's entry.
 
     Raises:
-        ConfigError: As `parse`.
+        ConfigError: Lists all errors in names, types and bounds.
         UnknownNameError: The run has no such group.
     """
     config = parse(overrides, config_file=config_file).config

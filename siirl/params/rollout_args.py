@@ -14,7 +14,7 @@ class RolloutArguments:
 
     name: str = option(
         "embodied",
-        "Engine that acts.",
+        "Rollout engine: embodied for robots; hf, vllm or server for language models.",
         choices=("embodied", "hf", "vllm", "server"),
         refused={"sglang": "choose rollout=vllm, rollout=hf or rollout=server"},
     )

@@ -176,11 +176,14 @@ class TrainingArguments:
     record_episodes: int = option(
         2,
         "Training episodes of a step to record as videos.",
-        why="a look, not an archive",
+        why="enough to inspect a step",
         minimum=0,
     )
     record_val_episodes: int = option(
-        4, "Episodes of an evaluation to record as videos.", why="a look, not an archive", minimum=0
+        4,
+        "Episodes of an evaluation to record as videos.",
+        why="enough to inspect a step",
+        minimum=0,
     )
     save_rollouts: int = option(
         64,

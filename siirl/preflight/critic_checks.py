@@ -77,7 +77,7 @@ def estimator_problems(
 def undivided(
     data: DataArguments, rollout: RolloutArguments, mini_batch: int, *, place: str
 ) -> Iterator[SiirlError]:
-    """A mini-batch that does not divide the samples of a step."""
+    """Refuse a mini-batch size that does not divide the samples of a step."""
     batch, decisions = data.train_batch_size, rollout.n_steps
     samples = sizes.samples_per_step(data, rollout)
     if samples % mini_batch == 0:

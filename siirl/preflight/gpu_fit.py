@@ -44,8 +44,8 @@ def gpu_problems(
     """Refuse a job that does not fit its GPUs, with the settings that would.
 
     Args:
-        config: Of the job.
-        spec: Of the environment.
+        config: Configuration of the job.
+        spec: Spec of the environment.
         gpu_bytes: Memory of a GPU; None without a GPU, or if it is unknown.
         shape: See `rank_memory.rank_memory`.
     """

@@ -53,8 +53,8 @@ def pin_hub_places(config: SiiRLArguments) -> None:
     """Download the places, and replace the values of their keys.
 
     Raises:
-        ConfigError: As `names_of_hub`.
-        MissingAssetError: See `siirl.files.hub_files.local_copy`.
+        ConfigError: `hf://` without a valid location after it.
+        MissingAssetError: See `siirl.params.hub_files.local_copy`.
     """
     pinned = {
         (key, value): _pinned(key, value, place) for key, value, place in names_of_hub(config)

@@ -235,8 +235,8 @@ def compile_problems(
     """Blocks that cannot be compiled here.
 
     Args:
-        actor: Of the policy.
-        rollout: Of the policy.
+        actor: Training settings of the policy.
+        rollout: Rollout settings of the policy.
         compilers: Whether torch.compile finds what it needs.
     """
     if not actor.use_torch_compile:

@@ -109,7 +109,7 @@ def together(plans: Mapping[int, Plan], *, shared: Mapping[int, int]) -> Plan:
     """The plan of a run from those of its agent groups.
 
     Args:
-        plans: By agent group.
+        plans: Plans by agent group.
         shared: For each group that acts with another group's weights, that group.
     """
     if len(plans) == 1:

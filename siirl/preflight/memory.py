@@ -318,12 +318,12 @@ def disk_bytes(
 
     Args:
         trainer: How often a run saves and records.
-        model: Its policy.
+        model: Settings of the policy.
         models: 2 with a critic, else 1.
-        trajectories: Of a step.
-        val_episodes: Of one evaluation.
+        trajectories: Trajectories of a step.
+        val_episodes: Episodes of one evaluation.
         done: Steps that a resumed run has already completed.
-        evaluations: Those still to come; None if the number of steps is open.
+        evaluations: Evaluations still to come; None if the number of steps is open.
     """
     steps = _steps_at_most(trainer, done=done)
     written = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)

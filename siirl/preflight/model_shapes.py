@@ -206,8 +206,8 @@ def openvla_shape(
     model.
 
     Args:
-        config: Of the checkpoint.
-        images: Of an observation.
+        config: Configuration of the checkpoint.
+        images: Images of an observation.
         regression: Whether it has a regression head.
     """
     text = decoder_shape({**LLAMA, **config["text_config"]})

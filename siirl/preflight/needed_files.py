@@ -134,7 +134,7 @@ def find_resume(trainer: TrainingArguments) -> Path | None:
 
     Raises:
         ConfigError: The folder holds no checkpoint.
-        MissingAssetError: There is no such folder.
+        MissingAssetError: The folder of `trainer.resume` does not exist.
     """
     resume = trainer.resume
     if resume is None:

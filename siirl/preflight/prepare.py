@@ -188,7 +188,7 @@ def check_resume(config: SiiRLArguments) -> ResumePoint | None:
 
     Raises:
         ConfigError: The folder holds no checkpoint, or one of a finished run or of another model.
-        MissingAssetError: There is no such folder.
+        MissingAssetError: The folder of `trainer.resume` does not exist.
         CheckpointError: The checkpoint is incomplete.
     """
     trainer = config.trainer

@@ -59,9 +59,9 @@ def rank_memory(
     of the rank that needs more.
 
     Args:
-        config: Of the job.
-        spec: Of the environment.
-        shape: Of the model; None: as in the folder of `actor_rollout_ref.model.path`.
+        config: Configuration of the job.
+        spec: Spec of the environment.
+        shape: Shape of the model; None: read it from `actor_rollout_ref.model.path`.
     """
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
     if shape is None or bool(shape.images) == is_text(spec):

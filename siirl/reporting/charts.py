@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 KINDS_OF_EVALUATION = (
     ("", "sampled actions"),
-    ("argmax_", "most probable actions"),
+    ("argmax_", "greedy actions"),
     ("any_", "any of trainer.val_samples samples"),
 )
 
@@ -76,12 +76,12 @@ PANELS = (
         "Reward of held-out episodes",
         {
             "val/all/mean_score": "sampled actions",
-            "val/all/argmax_mean_score": "most probable actions",
+            "val/all/argmax_mean_score": "greedy actions",
         },
     ),
     Panel(
         "Return of held-out episodes",
-        {"val/all/return": "sampled actions", "val/all/argmax_return": "most probable actions"},
+        {"val/all/return": "sampled actions", "val/all/argmax_return": "greedy actions"},
     ),
     Panel("Tokens of a rollout", {"rollout/avg_response_length": "of the policy"}),
     Panel("Turns per episode", {"rollout/turns": "turns"}),

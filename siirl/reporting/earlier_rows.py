@@ -23,7 +23,7 @@ def earlier_rows(run: Path, *, before: int) -> list[dict[str, Any]]:
 
     Args:
         run: Folder of the resumed run.
-        before: Its own first step.
+        before: First step of the resumed run.
 
     Raises:
         ValueError: A damaged line in an earlier run's metrics.jsonl.

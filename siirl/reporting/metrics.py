@@ -207,7 +207,7 @@ METRICS: dict[str, Metric] = {
     # The reward.
     "reward/mean_score": Metric(_MEAN, "trajectory reward"),
     "reward/success_rate": Metric(_MEAN, "share of successes among the rewarded trajectories"),
-    "reward/baseline": Metric(_MEAN, "reward of the most likely response to a prompt"),
+    "reward/baseline": Metric(_MEAN, "reward of the greedy response to a prompt"),
     "reward/score": Metric(Reduction.DISTRIBUTION, "trajectory rewards"),
     "reward/failure_score": Metric(Reduction.DISTRIBUTION, "trajectory rewards of failures"),
     "reward/failed": Metric(
@@ -255,7 +255,9 @@ METRICS: dict[str, Metric] = {
     "staleness/stale_share": Metric(_MEAN, "share of samples from older weights than the newest"),
     "staleness/mixed_share": Metric(_MEAN, "share of samples with tokens of several versions"),
     "staleness/discarded_prompts": Metric(_SUM, "prompts dropped because they were too old"),
-    "staleness/discarded_share": Metric(_RANK_MEAN, "the same, as a share of all finished prompts"),
+    "staleness/discarded_share": Metric(
+        _RANK_MEAN, "share of finished prompts that were dropped because they were too old"
+    ),
     # Evaluation on held-out seeds; `<task>` is `all` for all tasks together.
     "val/<task>/success_rate": Metric(_MEAN, "share of successes, sampled actions"),
     "val/<task>/successes": Metric(_SUM, "successes"),
@@ -270,12 +272,14 @@ METRICS: dict[str, Metric] = {
         _SUM, "prompts for which one of the trainer.val_samples answers is right"
     ),
     "val/<task>/any_episodes": Metric(_SUM, "prompts with trainer.val_samples answers"),
-    "val/<task>/argmax_success_rate": Metric(_MEAN, "share of successes, most probable actions"),
-    "val/<task>/argmax_successes": Metric(_SUM, "successes, most probable actions"),
-    "val/<task>/argmax_ungraded_episodes": Metric(_SUM, "the same, most probable actions"),
-    "val/<task>/argmax_episodes": Metric(_SUM, "episodes, most probable actions"),
+    "val/<task>/argmax_success_rate": Metric(_MEAN, "share of successes, greedy actions"),
+    "val/<task>/argmax_successes": Metric(_SUM, "successes, greedy actions"),
+    "val/<task>/argmax_ungraded_episodes": Metric(
+        _SUM, "episodes that the environment does not grade, greedy actions"
+    ),
+    "val/<task>/argmax_episodes": Metric(_SUM, "episodes, greedy actions"),
     "val/<task>/argmax_return": Metric(
-        _MEAN, "sum of the environment's rewards per episode, most probable actions"
+        _MEAN, "sum of the environment's rewards per episode, greedy actions"
     ),
     # The job's own reward for held-out episodes that the environment leaves ungraded; already over
     # all ranks.
@@ -287,15 +291,15 @@ METRICS: dict[str, Metric] = {
     "val/<task>/unscored_episodes": Metric(
         _LAST, "episodes that the reward failed to score; they are in no mean"
     ),
-    "val/<task>/argmax_mean_score": Metric(_LAST, "reward of an episode, most probable actions"),
+    "val/<task>/argmax_mean_score": Metric(_LAST, "reward of an episode, greedy actions"),
     "val/<task>/argmax_score_std": Metric(
-        _LAST, "standard deviation of the rewards, most probable actions"
+        _LAST, "standard deviation of the rewards, greedy actions"
     ),
     "val/<task>/argmax_scored_episodes": Metric(
-        _LAST, "episodes that the reward scored, most probable actions"
+        _LAST, "episodes that the reward scored, greedy actions"
     ),
     "val/<task>/argmax_unscored_episodes": Metric(
-        _LAST, "episodes that the reward failed to score, most probable actions"
+        _LAST, "episodes that the reward failed to score, greedy actions"
     ),
     # Time and memory.
     "time/step_s": Metric(
@@ -322,13 +326,17 @@ METRICS: dict[str, Metric] = {
         _RANK_MEAN, "operations of the model in the actor's update, per second and rank (1e12)"
     ),
     "perf/mfu": Metric(
-        _RANK_MEAN, "the same divided by the vendor's peak of the GPU; only for a known GPU"
+        _RANK_MEAN,
+        "operations of the model in the actor's update per second, over the peak that the "
+        "vendor of the GPU states; only for a known GPU",
     ),
     "perf/env_steps_per_s": Metric(
         _RANK_MEAN, "environment steps per second and rank, over the whole step"
     ),
     "perf/idle_share": Metric(_RANK_MEAN, "share of the step in which a rank waits for the others"),
-    "perf/largest_idle_share": Metric(_MAX, "the same for the rank that waits longest"),
+    "perf/largest_idle_share": Metric(
+        _MAX, "share of the step in which the rank that waits longest is idle"
+    ),
     "sync/bytes": Metric(_MAX, "bytes of weights that a sync transfers, 0 if nothing is copied"),
     "sync/seconds": Metric(Reduction.DURATION, "seconds of a weight sync, checks included"),
     "recorder/videos": Metric(_SUM, "videos written so far"),

@@ -29,7 +29,7 @@ def render_page(
     """Fill a template of this folder.
 
     Args:
-        template: Its file name; it extends page.html.
+        template: File name of the template, which extends page.html.
         filters: Functions that the template calls.
         live_s: Seconds after which the page of a running job reloads; None for a finished one.
         values: Names in the template.

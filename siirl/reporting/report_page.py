@@ -174,7 +174,7 @@ def read_run(folder: Path) -> list[Row]:
     """Rows of metrics.jsonl with the numbers and notices that a page can show.
 
     Raises:
-        MissingAssetError: There are none, or no such folder.
+        MissingAssetError: The folder does not exist, or holds no metrics.
         ValueError: A damaged line.
     """
     require_folder(folder)

@@ -134,9 +134,9 @@ def read_rollouts(
 
     Args:
         folder: A run's folder of rollouts.
-        kind: `train` or `val` only.
-        step: This step only.
-        failures_only: Those without success only.
+        kind: `train` or `val`; None: both.
+        step: Number of a step; None: all steps.
+        failures_only: Only rollouts without success.
 
     Raises:
         ValueError: A row lacks an entry or has one of another type, with file, number and remedy.

@@ -100,8 +100,8 @@ def evaluations(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Succ
     """The success of each evaluated task, from the metrics `val/<task>/successes` and
     `val/<task>/episodes`; `all` comes last.
 
-    `kind="argmax_"` reads the metrics of the most probable actions, `val/<task>/argmax_successes`
-    and so on; `kind="any_"` those of prompts with any successful sample.
+    `kind="argmax_"` reads the metrics of greedy actions, `val/<task>/argmax_successes` and so on;
+    `kind="any_"` those of prompts with any successful sample.
     """
     suffix = f"/{kind}episodes"
     tasks = [
@@ -161,8 +161,9 @@ def mean_interval(*, mean: float, std: float | None, episodes: int) -> MeanInter
     rewards, or a single one, do not show the spread, so they have no interval.
 
     Args:
-        mean: Of the rewards. std: Their standard deviation with denominator n - 1; None for a
-        single reward. episodes: n, at least 1.
+        mean: Mean of the rewards.
+        std: Standard deviation of the rewards with denominator n - 1; None for a single reward.
+        episodes: Number of rewards (n), at least 1.
     """
     if not std or episodes < 2:
         return MeanInterval(mean=mean, episodes=episodes, low=None, high=None)
@@ -177,8 +178,8 @@ def mean_scores(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Mean
     """The job's own reward of each evaluated task, from the metrics `val/<task>/mean_score` and so
     on; `all` comes last.
 
-    Empty if the environment grades every episode. `kind="argmax_"` reads the metrics of the most
-    probable actions.
+    Empty if the environment grades every episode. `kind="argmax_"` reads the metrics of greedy
+    actions.
     """
     suffix, counted = f"/{kind}mean_score", f"/{kind}scored_episodes"
     tasks = [

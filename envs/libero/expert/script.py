@@ -75,7 +75,7 @@ def in_order(goal: Sequence[Sequence[str]], parts: Mapping[str, str | None]) -> 
     or on it.
 
     Args:
-        goal: In any order.
+        goal: The goal's predicates, in any order.
         parts: Maps a region to the thing that contains it.
     """
     placements = [predicate for predicate in goal if len(predicate) == 3]

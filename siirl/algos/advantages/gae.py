@@ -197,18 +197,19 @@ def gae_of_decisions(
 
     Args:
         rewards_BT: Rewards of tokens; those of one decision are summed.
-        values_BT: Read where `value_mask_BT` is 1.
+        values_BT: Values of the decisions, read where `value_mask_BT` is 1.
         mask_BT: 1 where the policy chose the token.
         value_mask_BT: 1 at the token that represents a decision: its first.
         gamma: Discount from one decision to the next.
-        lam: GAE's lambda, likewise.
+        lam: GAE's lambda from one decision to the next.
 
     Returns:
         Advantages and returns [B, T], 0 where `mask_BT` is 0.
 
     Raises:
         ConfigError: A gamma or lambda outside of [0, 1].
-        TensorError: As `gae_advantage`; or a `value_mask_BT` that does not fit (`decision_starts`).
+        TensorError: Tensors that `gae_advantage` refuses, or a `value_mask_BT` that does not fit
+            (`decision_starts`).
     """
     start_BT = decision_starts(value_mask=value_mask_BT, response_mask=mask_BT)
     kept_BT = as_bool_mask(mask_BT)

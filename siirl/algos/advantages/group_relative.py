@@ -124,7 +124,7 @@ def opo_advantage(
         group_B: int64.
         length_B: Tokens that the policy chose, without tool output. The baseline of a group without
             tokens is the plain mean.
-        min_group_spread: As in `grpo_advantage`.
+        min_group_spread: Groups whose rewards span less have advantage 0; see `grpo_advantage`.
 
     Raises:
         TensorError: Shapes that differ, a length that is negative or not finite.
@@ -162,7 +162,7 @@ def gpg_advantage(
         group_B: int64.
         f_norm: 1, the paper's choice; dividing by the deviation is GRPO.
         alpha: A fixed factor in place of B / (B - M).
-        min_group_spread: As in `grpo_advantage`.
+        min_group_spread: Groups whose rewards span less have advantage 0; see `grpo_advantage`.
 
     Raises:
         ConfigError: f_norm is not positive, or alpha not finite.

@@ -41,7 +41,7 @@ def pass_at_k_advantage(
         k: At least 2; None, or more than the group size: the whole group.
         normalize_by_std: Divide by the group's deviation, as GRPO does.
         epsilon: Added to the deviation.
-        min_group_spread: As in `grpo_advantage`.
+        min_group_spread: Groups whose rewards span less have advantage 0; see `grpo_advantage`.
 
     Raises:
         ConfigError: k below 2 (the best of one sample is its reward: use GRPO), or a negative

@@ -40,8 +40,8 @@ def vanilla_policy_loss(
     1912.09729, equation 5).
 
     Args:
-        log_probs_BT: With gradient.
-        old_log_probs_BT: Without.
+        log_probs_BT: Log-probs under the trained policy, with gradient.
+        old_log_probs_BT: Log-probs under the policy in the ratio's denominator, without gradient.
         advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         clip_ratio_low: 0.2, PPO's own.
@@ -97,9 +97,10 @@ def decoupled_policy_loss(
     pi_old / pi_rollout`, a constant. So it is vanilla times masked importance weights.
 
     Args:
-        log_probs_BT: With gradient.
-        old_log_probs_BT: Of the proximal policy: the weights before this training step.
-        rollout_log_probs_BT: Of the policy that acted, perhaps some updates ago.
+        log_probs_BT: Log-probs under the trained policy, with gradient.
+        old_log_probs_BT: Log-probs under the proximal policy: the weights before this training
+            step.
+        rollout_log_probs_BT: Log-probs under the policy that acted, perhaps some updates ago.
         advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         clip_ratio_low: 0.2, PPO's own.

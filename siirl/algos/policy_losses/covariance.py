@@ -63,13 +63,13 @@ def select_clip_cov(
     Tokens that PPO's clip affects are not candidates.
 
     Args:
-        log_probs_BT: Of the policy before the step.
-        old_log_probs_BT: Of the policy in the ratio's denominator.
+        log_probs_BT: Log-probs under the policy before the step.
+        old_log_probs_BT: Log-probs under the policy in the ratio's denominator.
         advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         place_B: Position of each row among the rows of all ranks, so that the draw does not depend
             on how rows are distributed.
-        generator: In the same state on every rank; always advanced.
+        generator: Draws the tokens; in the same state on every rank, and always advanced.
         clip_ratio_low: PPO's bound.
         clip_ratio_high: PPO's bound.
         clip_cov_ratio: Share of all kept tokens that is chosen, at least one if there are
@@ -138,7 +138,7 @@ def select_kl_cov(
     Ties are broken by the order of rows and tokens.
 
     Args:
-        log_probs_BT: Of the policy before the step.
+        log_probs_BT: Log-probs under the policy before the step.
         advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         place_B: Position of each row among the rows of all ranks.

@@ -53,8 +53,8 @@ def cpgd_policy_loss(
     log pi` by a constant; no ratio multiplies the gradient.
 
     Args:
-        log_probs_BT: With gradient.
-        old_log_probs_BT: Without.
+        log_probs_BT: Log-probs under the trained policy, with gradient.
+        old_log_probs_BT: Log-probs under the policy in the ratio's denominator, without gradient.
         advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         clip_ratio_low: 0.2, PPO's own; below 1, because the bound is log(1 - low).
@@ -109,8 +109,8 @@ def cispo_policy_loss(
     the update: no token loses its gradient.
 
     Args:
-        log_probs_BT: With gradient.
-        old_log_probs_BT: Without.
+        log_probs_BT: Log-probs under the trained policy, with gradient.
+        old_log_probs_BT: Log-probs under the policy in the ratio's denominator, without gradient.
         advantages_BT: One number per token.
         mask_BT: 1 at the tokens that count.
         clip_ratio_low: 1, no lower bound, as the paper.

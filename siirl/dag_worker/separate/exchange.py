@@ -35,7 +35,8 @@ class Exchange:
     """The exchange; call `open` for each edge first, then `step_done`.
 
     Args:
-        edges: By agent group; all with the same ranks, staleness, and way to hand out prompts.
+        edges: Edges by agent group; all with the same ranks, staleness, and way to hand out
+            prompts.
     """
 
     def __init__(self, edges: Mapping[int, Edge]) -> None:
@@ -68,7 +69,7 @@ class Exchange:
         """Let the rollouts of an agent group begin.
 
         Args:
-            group: Its number.
+            group: Number of the agent group.
             version: Number of completed training steps.
             position: Number of prompts already taken from the stream, if there is no `state`.
             state: The ledger's state from a checkpoint; None for a new run, or one that was

@@ -48,9 +48,9 @@ class PromptRunner:
     """Runs prompts of an agent group.
 
     Args:
-        group: Its number.
-        graph: Its nodes, which end with a PUT_TO_BUFFER node.
-        parts: Its components.
+        group: Number of the agent group.
+        graph: The group's rollout nodes, which end with a PUT_TO_BUFFER node.
+        parts: The group's components on this rank.
         copies: The weights that act on this rank.
         line: Stores rows.
     """

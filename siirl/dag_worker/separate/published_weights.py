@@ -199,7 +199,7 @@ class SecondCopies:
     """Second copies of all policies that act on a rank; they are swapped together.
 
     Args:
-        copies: By the agent group that owns the weights.
+        copies: Second copies, by the agent group that owns the weights.
         owners: For each agent group, the group that owns its weights.
     """
 

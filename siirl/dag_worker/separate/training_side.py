@@ -46,7 +46,7 @@ class TrainingSide:
     """Takes rows of an agent group for training steps.
 
     Args:
-        group: Its number.
+        group: Number of the agent group.
         rollouts: The rollout ranks of the run.
         ranks: The training ranks.
         publisher: Publishes the group's acting weights.

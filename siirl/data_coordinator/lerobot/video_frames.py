@@ -22,7 +22,7 @@ class VideoFile:
 
     Args:
         file: Any video that ffmpeg decodes.
-        stored: Its height and width.
+        stored: Height and width of the video.
         size: Height and width of the frames; None: as stored.
     """
 

@@ -21,7 +21,7 @@ class WithoutAdapter:
 
     Args:
         actor: Trains the adapters.
-        model: Its engine's module.
+        model: Module of the actor's engine.
     """
 
     def __init__(self, actor: Actor, model: Adaptable) -> None:

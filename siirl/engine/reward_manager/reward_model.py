@@ -32,7 +32,7 @@ class RewardModel:
 
     Args:
         classifier: A sequence classifier of transformers, on its device.
-        tokenizer: Its tokenizer.
+        tokenizer: Tokenizer of the classifier.
         device: Device of this rank.
         ranks: The processes that score together; all call `score` the same number of times.
         micro_batch_size: Conversations of one forward pass.

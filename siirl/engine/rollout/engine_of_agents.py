@@ -134,8 +134,8 @@ def assign_engines(
     """Let these engines play the agents of a rollout's environment.
 
     Args:
-        rollout: Its workflow is the shipped one.
-        players: Of each agent.
+        rollout: A rollout with the shipped workflow.
+        players: The engine and tokenizer of each agent.
         lockstep: Deterministic mode.
     """
     assert isinstance(rollout.workflow, TextWorkflow)

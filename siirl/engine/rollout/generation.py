@@ -39,7 +39,7 @@ class GenerationRequest:
     seed: tuple[int, ...]
     """Seeds the generator that draws this continuation."""
     greedy: bool = False
-    """Take the most likely tokens instead of sampling."""
+    """Take greedy tokens (the most likely ones) instead of sampling."""
     stop: tuple[str, ...] = ()
     """Strings that end the continuation; the tokens that contain the string are kept."""
     episode: str = ""

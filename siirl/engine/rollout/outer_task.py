@@ -1,7 +1,8 @@
-"""The task that an event loop runs until it is complete, and who cancelled it.
+"""The task that an event loop runs until it is complete, and the code that cancelled it.
 
-With cluster.mode=local environments share the loop of the run, so that one that cancels every task
-of the loop cancels those of the run too. Nothing else tells this from a cancellation by siirl.
+With cluster.mode=local environments share the event loop of the run. An environment that cancels
+all tasks of the loop therefore cancels those of siirl. This module tells such a cancellation from
+one by siirl.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ class OuterTask(asyncio.Task[Result]):
     """A task that remembers which code outside of siirl cancelled it."""
 
     cancelled_by: str | None = None
-    """Function, file and line of the first."""
+    """Function, file and line of the first code that did."""
 
     def cancel(self, msg: Any | None = None) -> bool:
         """See `asyncio.Task.cancel`."""

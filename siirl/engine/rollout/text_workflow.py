@@ -374,7 +374,8 @@ def check_own_workflow(reference: str, *, has_roles: bool) -> None:
         has_roles: Whether it gets `played_by`.
 
     Raises:
-        ConfigError: As `make_text_workflow`, except that the result of a function is not checked.
+        ConfigError: It cannot be imported or called with the arguments of `TextWorkflow`, or is a
+            class that is no RolloutWorkflow. What a function returns is not checked.
     """
     names = inspect.signature(TextWorkflow).parameters.keys()
     make = _maker(reference, dict.fromkeys(names if has_roles else names - {"played_by"}))

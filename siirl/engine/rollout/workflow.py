@@ -40,7 +40,7 @@ class EpisodeRequest:
     policy_seed: tuple[int, ...]
     """Fixes the sampled actions; unique to this rollout."""
     greedy: bool = False
-    """Take the most likely tokens instead of sampling."""
+    """Take greedy tokens (the most likely ones) instead of sampling."""
     noise_correlation: float = 0.0
     """Robots: correlation of the random numbers of successive actions, for exploration."""
     record: bool = False

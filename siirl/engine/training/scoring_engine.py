@@ -38,8 +38,8 @@ class ScoringEngine(Generic[Scores]):
     """Scores rows with one module.
 
     Args:
-        module: Same weights on every rank; the engine moves it and, on several ranks, shards it in
-            place.
+        module: The scored module, with the same weights on every rank; the engine moves it and, on
+            several ranks, shards it in place.
         scorer: Turns module and micro-batch into log-probs and entropy, or into values.
         ranks: The processes that hold this module together; None: this process alone.
         micro_batch_size: Rows of one forward pass, by default that of `actor_rollout_ref.actor`;

@@ -196,7 +196,7 @@ class ShardFolder:
     """A folder of shards, to be read.
 
     Args:
-        folder: As `write_parts` and `write_metadata` left it.
+        folder: Folder that `write_parts` and `write_metadata` wrote.
 
     Raises:
         CheckpointError: See `read_metadata`.

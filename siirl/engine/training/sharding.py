@@ -65,7 +65,7 @@ def shard(
     """Shard `module` over the ranks in place: first its blocks, then the rest.
 
     Args:
-        module: On `device`, with the same weights on every rank; or on the meta device.
+        module: Module on `device`, with the same weights on every rank; or on the meta device.
         ranks: A process group; with one rank FSDP2 only gathers and casts.
         device: Device of this rank.
         compute_dtype: Type of weights and activations in the passes; None: the type of the weights.

@@ -221,7 +221,7 @@ class MappedBuffers:
         """The buffer that the sender names, uint8; an open buffer is not mapped again.
 
         Args:
-            handle: As `WeightTransport.deliver` passes it.
+            handle: Handle that `WeightTransport.deliver` passes to the receiver.
             device: The GPU of this process; not read for host memory.
         """
         handle = tuple(handle)

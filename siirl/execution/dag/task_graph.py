@@ -50,7 +50,7 @@ class TaskGraph:
         """Add a node; its dependencies may follow later.
 
         Raises:
-            ConfigError: Its id or one of its aliases is taken.
+            ConfigError: The node's id or one of its aliases is taken.
         """
         taken = {name for known in self.nodes.values() for name in (known.node_id, *known.aliases)}
         for name in (node.node_id, *node.aliases):

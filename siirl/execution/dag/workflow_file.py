@@ -268,7 +268,7 @@ def check_values(
 
     Args:
         mapping: Part of the file.
-        types: Its known keys.
+        types: Known keys and the type of each.
         required: Required keys.
         place: File and node, for messages.
 

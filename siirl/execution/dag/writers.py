@@ -26,7 +26,7 @@ def joined_writers(
 
     Args:
         node_id: The node at which branches meet.
-        branches: For each of its dependencies, the writers of its output columns.
+        branches: For each dependency of the node, the writers of its output columns.
         graph_id: Name of the graph, for errors.
         ancestors: Ids of all nodes that a node's rows have passed.
 

@@ -107,7 +107,7 @@ def completion(
         content: The answer's body.
         request: The request that was sent.
         vocab_size: Token ids are below this.
-        version: Of the weights that generated it.
+        version: Version of the weights that generated the answer.
 
     Raises:
         BadAnswer: Wrong form or impossible values.

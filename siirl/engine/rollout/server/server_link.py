@@ -50,7 +50,7 @@ class ServerLink:
     """The connections to one server.
 
     Args:
-        url: Its address, without a slash at the end.
+        url: Address of the server, without a slash at the end.
         token: Sent as a bearer token; None: none.
         deadline_s: Seconds for an answer.
         reconnect_s: Seconds of attempts to connect.

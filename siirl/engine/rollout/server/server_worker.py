@@ -51,8 +51,8 @@ class ServerWorker(WorkerExtension):
         """Load the weights of a bucket.
 
         Args:
-            file: Its path.
-            packed: Its entries as JSON, as from `Entry.packed`.
+            file: Path of the bucket.
+            packed: Entries of the bucket as JSON, each from `Entry.packed`.
 
         Raises:
             OSError: The file cannot be read here.

@@ -151,7 +151,7 @@ class GroupBuckets:
     """A `WeightTransport` whose buckets are broadcast.
 
     Args:
-        group: Of this process and the server's workers.
+        group: Process group of this process and the server's workers.
         link: Announces each bucket to the workers.
     """
 

@@ -60,8 +60,8 @@ class WorkerExtension:
         """Load the weights of a bucket.
 
         Args:
-            handle: Its memory, see `MappedBuffers.open`.
-            packed: Its entries, as from `Entry.packed`.
+            handle: Handle of the bucket's memory, for `MappedBuffers.open`.
+            packed: Entries of the bucket, each from `Entry.packed`.
         """
         buffer = self.siirl_buffers.open(handle, device=self.model_runner.device)
         self.siirl_take_weights(Entry.unpacked(each).rows(buffer) for each in packed)
