@@ -74,7 +74,9 @@ class ThreeValueAdapter(Environment):
         self._batched = spec.num_agents > 1 if batched is None else batched
         self._options = tuple(options)
         self._dp_rank, self._ddp_world_size = dp_rank, ddp_world_size
-        self._task, self._steps, self._ended = spec.tasks[0], 0, True
+        self._task = spec.tasks[0]
+        self._steps = 0
+        self._ended = True
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -90,7 +92,9 @@ class ThreeValueAdapter(Environment):
                 self._dp_rank, self._ddp_world_size, seed=seed, options=handed_on
             )
         )
-        self._task, self._steps, self._ended = task, 0, False
+        self._task = task
+        self._steps = 0
+        self._ended = False
         return self._unbatch(observation, "observation"), {"task": task}
 
     async def step(self, action: Any) -> StepResult:

@@ -99,7 +99,9 @@ class GymnasiumEnv(Environment):
             notice=self._layout.notice,
         )
         self._streams: dict[str, FrameRequest] = {}
-        self._started, self._ended, self._step = False, True, 0
+        self._started = False
+        self._ended = True
+        self._step = 0
 
     @property
     def native(self) -> gymnasium.Env[Any, Any]:
@@ -115,7 +117,9 @@ class GymnasiumEnv(Environment):
         begun = checked_seed(seed)
         with self._user_code("reset"):
             observation, raw = self._env.reset(seed=begun)
-        self._started, self._ended, self._step = True, False, 0
+        self._started = True
+        self._ended = False
+        self._step = 0
         return self._read(observation), self._info(raw)
 
     async def step(self, action: Any) -> StepResult:

@@ -23,7 +23,9 @@ from envs.gymnasium import GymnasiumEnv
 from envs.libero.folders import silence_robosuite
 from envs.offscreen import choose_backend
 
-STATE, PICTURE, MISSION = "state", "picture", "mission"
+STATE = "state"
+PICTURE = "picture"
+MISSION = "mission"
 MOST_CHARACTERS = 100
 FETCH_CAMERA = {
     # closer than the package's camera: the goal is a ball of 2 cm

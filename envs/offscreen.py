@@ -102,11 +102,9 @@ class SceneRenderer:
         context.make_current()
         self._context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        self._scene, self._options, self._perturb = (
-            mujoco.MjvScene(self._model, maxgeom=1000),
-            mujoco.MjvOption(),
-            mujoco.MjvPerturb(),
-        )
+        self._scene = mujoco.MjvScene(self._model, maxgeom=1000)
+        self._options = mujoco.MjvOption()
+        self._perturb = mujoco.MjvPerturb()
         if self._fast:
             for flag in (
                 mujoco.mjtRndFlag.mjRND_SHADOW,
@@ -182,7 +180,9 @@ def _simplify(model: Any) -> None:
     """Changes settings that the OpenGL context reads only at its creation."""
     quality = model.vis.quality
     quality.shadowsize = quality.offsamples = 0
-    quality.numslices, quality.numstacks, quality.numquads = 12, 8, 1
+    quality.numslices = 12
+    quality.numstacks = 8
+    quality.numquads = 1
     for mesh in np.flatnonzero(model.mesh_facenum > THIN_ABOVE_FACES):
         _thin(model, mesh)
 

@@ -38,7 +38,10 @@ from numpy.typing import NDArray
 
 from envs.names import listed, nearest
 
-CAMERA, LIGHT, TEXTURE, DISTRACTORS = "camera", "light", "texture", "distractors"
+CAMERA = "camera"
+LIGHT = "light"
+TEXTURE = "texture"
+DISTRACTORS = "distractors"
 OBJECT_POSE, INSTRUCTION = "object_pose", "instruction"
 # An object's width; LIBERO draws places within 1 to 5 cm, Meta-World within some 20.
 LARGEST_DISPLACEMENT_M = 0.03

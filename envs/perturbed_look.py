@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 
 from envs.perturbations import CAMERA, DISTRACTORS, LIGHT, TEXTURE, Perturbation
 
-ORBIT_DEG, RISE_DEG, TURN_DEG = 75.0, 15.0, 10.0
+ORBIT_DEG = 75.0
+RISE_DEG = 15.0
+TURN_DEG = 10.0
 LARGEST_DISTANCE = 2.0
 CAMERA_KINDS = {"orbit": 0.62, "distance": 0.20, "turn": 0.18}
 """Shares of LIBERO-Plus' camera variants."""
-BRIGHTEST, TINT, LIGHT_DEG = 2.5, 0.3, 45.0
+BRIGHTEST = 2.5
+TINT = 0.3
+LIGHT_DEG = 45.0
 SURFACE_RADIUS_M = 0.4
 MOST_DISTRACTORS = 4
 DISTRACTOR_M = (0.015, 0.03)  # half extents: from a cherry to a mug
@@ -171,7 +175,10 @@ def _camera(
     right: NDArray[np.float64],
 ) -> CameraMove:
     kind = generator.choice(list(CAMERA_KINDS), p=list(CAMERA_KINDS.values()))
-    rotation, scale, yaw, pitch = np.eye(3), 1.0, 0.0, 0.0
+    rotation = np.eye(3)
+    scale = 1.0
+    yaw = 0.0
+    pitch = 0.0
     if kind == "orbit":
         angle = math.radians(ORBIT_DEG * strength) * generator.uniform(-1, 1)
         rise = math.radians(RISE_DEG * strength) * float(generator.random() < 0.5)

@@ -91,7 +91,9 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         self._strength = checked_strength(perturb_strength)
         self._perturbation = Perturbation(frozenset(), self._strength, seed=0)
         self._look: Look = STANDARD
-        self._image_size, self._cameras, self._kept = image_size, tuple(cameras), kept_simulators
+        self._image_size = image_size
+        self._cameras = tuple(cameras)
+        self._kept = kept_simulators
         self._simulators: dict[str, AnySimulator] = {}
         self._renderers: dict[
             str, Renderer
@@ -160,7 +162,9 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         """Free renderers and simulators; a later reset builds them again."""
         for task in list(self._renderers):
             self._give_back_renderer(task)
-        self._simulators, self._task, self._ended = {}, None, True
+        self._simulators = {}
+        self._task = None
+        self._ended = True
 
     def _simulator(self, task: str) -> AnySimulator:
         """Returns the task's simulator; builds it if missing."""
@@ -216,7 +220,10 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
     def _begin(self, task: str, streams: dict[str, FrameRequest]) -> tuple[dict[str, Any], Info]:
         """Observation and info of an episode whose simulator has just been reset."""
-        self._task, self._streams, self._step, self._ended = task, streams, 0, False
+        self._task = task
+        self._streams = streams
+        self._step = 0
+        self._ended = False
         self._look = STANDARD
         if self._perturbation.factors & SEEN:
             self._look = self._renderer().look(

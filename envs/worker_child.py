@@ -24,7 +24,9 @@ MIB = 1 << 20
 
 def main() -> None:
     """Serve until standard input ends."""
-    target, cpu_s, memory_mib = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    target = sys.argv[1]
+    cpu_s = float(sys.argv[2])
+    memory_mib = int(sys.argv[3])
     requests, answers = _own_streams()
     _limit(resource.RLIMIT_CORE, 0)
     if memory_mib:

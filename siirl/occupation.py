@@ -40,7 +40,9 @@ class Occupation:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._parts: tuple[tuple[str, bool], ...] = (("starts", False),)
-        self._changes, self._since, self._words = 0, clock(), 0
+        self._changes = 0
+        self._since = clock()
+        self._words = 0
         self._thread = threading.get_ident()
         self.asked: dict[object, str] = {}
         """Calls of environments without an answer, oldest first; each is removed by its caller."""

@@ -55,7 +55,9 @@ WORDS: Mapping[str, Word] = {
     "max_message_mib": Word("4", "largest message of a client, in MiB"),
 }
 """The command's own words."""
-LARGEST_PORT, MOST_SESSIONS, LARGEST_MESSAGE_MIB = 65_535, 1024, 1024
+LARGEST_PORT = 65_535
+MOST_SESSIONS = 1024
+LARGEST_MESSAGE_MIB = 1024
 TOKEN_BYTES, SHORTEST_TOKEN = 32, 16
 
 

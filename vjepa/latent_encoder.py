@@ -80,7 +80,9 @@ class LatentEncoder:
         self.name = name
         self.frames_per_clip = frames_per_clip
         self.image_size = image_size
-        self._grid, self._crop, self.placement = grid, crop, placement
+        self._grid = grid
+        self._crop = crop
+        self.placement = placement
         self._pooling = pooling_of(pooling) if isinstance(pooling, str) else pooling
         self.embedding_size = self._pooling(torch.zeros(1, *grid, width)).shape[1]
         self.batch_size = placement.batch_size or max(1, TOKENS_PER_PASS // math.prod(grid))

@@ -33,7 +33,9 @@ from sklearn.preprocessing import StandardScaler
 from vjepa.clustering import Clusters
 from vjepa.reward import RewardOutput, check_rows, cluster_metrics, finite_rows, reward_metrics
 
-CEILING, STEEPNESS, OFFSET = 0.6, 10.0, 0.5
+CEILING = 0.6
+STEEPNESS = 10.0
+OFFSET = 0.5
 RADIUS, MIN_SAMPLES = 0.5, 2  # DBSCAN's, on standardised channels
 LEAST_RANGE = 1e-6  # if distances differ by less than this, all count as the middle
 

@@ -82,7 +82,9 @@ class ClipSampler:
                 f"The lengths of the clips sum to {int(lengths.sum())}, but there are "
                 f"{len(frames_NHW3)} frames."
             )
-        self.frames, self.lengths, self.starts = frames_NHW3, lengths, np.cumsum(lengths) - lengths
+        self.frames = frames_NHW3
+        self.lengths = lengths
+        self.starts = np.cumsum(lengths) - lengths
         self.frames_per_clip, self.rng = frames_per_clip, np.random.default_rng(seed)
 
     def draw(self, batch_size: int) -> Tensor:

@@ -151,7 +151,9 @@ class ArmControl:
 
     def _torques(self) -> NDArray[np.float64]:
         """Torques [7] towards the controller's goal: its `run_controller` (Khatib, 1987)."""
-        arm, stiffness, damping = self._controller, self._stiffness, self._damping
+        arm = self._controller
+        stiffness = self._stiffness
+        damping = self._damping
         away = self._formulas.orientation_error(arm.goal_ori, arm.ee_ori_mat)
         force = (arm.goal_pos - arm.ee_pos) * stiffness[:3] + -arm.ee_pos_vel * damping[:3]
         torque = away * stiffness[3:] + -arm.ee_ori_vel * damping[3:]

@@ -265,7 +265,9 @@ def _word_sum(random: np.random.Generator, steps: int) -> Question:
                 sentence = f"{name} gives {amount} away."
                 sign = f"-{amount}"
             case 2 if count <= 100:
-                count, sentence, sign = 2 * count, "Then the number doubles.", "*2"
+                count = 2 * count
+                sentence = "Then the number doubles."
+                sign = "*2"
             case _:
                 count = count + 2 * amount
                 sentence = f"{name} buys two boxes with {amount} each."

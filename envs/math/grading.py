@@ -35,7 +35,10 @@ from envs.text import shortened
 from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release
 
 STYLES = ("rule", "whole", "countdown")
-CORRECT, WRONG, NO_ANSWER, TOO_LONG = "correct", "wrong", "no answer", "answer too long"
+CORRECT = "correct"
+WRONG = "wrong"
+NO_ANSWER = "no answer"
+TOO_LONG = "answer too long"
 TOO_HARD = "answer too hard to compare"
 SENTENCE = re.compile(r"[A-Za-z][a-z]* [A-Za-z]|\$?[0-9].* (?:is|are|was|were|has|have|had) ")
 GRADERS = 2  # like the default env.num_servers: two cores

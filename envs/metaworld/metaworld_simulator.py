@@ -20,11 +20,10 @@ from envs.metaworld.speed import lighten
 from envs.metaworld.suite import VERSION_SUFFIX
 from envs.mujoco_state import STATE, divergence, state_of
 
-GRIPPER, THING, SECOND_THING = (
-    slice(0, 4),
-    slice(4, 7),
-    slice(11, 14),
-)  # of Meta-World's observation [39]: position, first and second object
+# Parts of Meta-World's observation [39]: the gripper, and the positions of two objects
+GRIPPER = slice(0, 4)
+THING = slice(4, 7)
+SECOND_THING = slice(11, 14)
 GRIPPER_TASKS = ("reach", "reach-wall")  # the gripper itself is brought to the goal
 TOOL_TASKS = ("stick-pull", "stick-push")  # the first object moves the second one to the goal
 

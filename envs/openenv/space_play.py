@@ -21,7 +21,10 @@ from envs.openenv.text_play import refuse_row
 from envs.openenv.wire import from_json, to_json
 from envs.text import shortened
 
-ACTIONS, OBSERVATION, INFO = "actions", "observation", "info"  # fields of `siirl serve`
+# Fields of `siirl serve`
+ACTIONS = "actions"
+OBSERVATION = "observation"
+INFO = "info"
 INVALID = "VALIDATION_ERROR"
 
 

@@ -31,7 +31,9 @@ from envs.tools.calls import MalformedCall, ToolCall, ToolDescription, read_call
 
 MAX_ACTION_CHARACTERS = 1 << 20
 INVALID_ACTION = "VALIDATION_ERROR"  # openenv-core: the action does not match the schema
-ENDED, OUT_OF_TURNS, PLAYING = "ended by the environment", "out of turns", "goes on"
+ENDED = "ended by the environment"
+OUT_OF_TURNS = "out of turns"
+PLAYING = "goes on"
 
 
 class TextPlay:
@@ -46,7 +48,9 @@ class TextPlay:
         success_return: float,
         replayable: bool,
     ) -> None:
-        self._form, self._url, self._success_return = form, url, success_return
+        self._form = form
+        self._url = url
+        self._success_return = success_return
         self._tools_known = False
         self.spec: EnvSpec = text_spec(
             name="openenv",
@@ -56,7 +60,10 @@ class TextPlay:
             replayable=replayable,
             check_row=refuse_row,
         )
-        self._turns, self._steps, self._rewards, self._return = 0, 0, 0, 0.0
+        self._turns = 0
+        self._steps = 0
+        self._rewards = 0
+        self._return = 0.0
 
     async def begin(
         self, session: Session, *, seed: int | None, options: Mapping[str, Any]
@@ -69,7 +76,10 @@ class TextPlay:
         read_options(options, spec=self.spec, further=("split",))
         reply = self._read(await session.reset({} if seed is None else {"seed": seed}))
         await self._ask_for_tools(session)
-        self._turns, self._steps, self._rewards, self._return = 0, 0, 0, 0.0
+        self._turns = 0
+        self._steps = 0
+        self._rewards = 0
+        self._return = 0.0
         messages = self._form.prompt(reply.observation)
         if not messages:
             raise EpisodeFailed(
@@ -88,7 +98,10 @@ class TextPlay:
         if calls:
             answers, reward, done, success = await self._carry_out(session, calls)
         elif self._form.tools_only:
-            answers, reward, done, success = [], 0.0, True, None
+            answers = []
+            reward = 0.0
+            done = True
+            success = None
             if self._steps > 0 and self._rewards == 0:
                 raise EpisodeFailed(
                     f"The environment at {self._url} gave no reward in an episode of "

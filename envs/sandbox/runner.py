@@ -70,7 +70,9 @@ class Test:
     """One test: a process and the pipes to it."""
 
     def __init__(self, job: dict[str, Any], given: bytes) -> None:
-        self.job, self.given, self.limits = job, given, job["limits"]
+        self.job = job
+        self.given = given
+        self.limits = job["limits"]
         self.received: dict[str, bytearray] = {
             "output": bytearray(),
             "errors": bytearray(),
@@ -114,7 +116,9 @@ class Test:
 
     def watch(self, deadline: float) -> int:
         """Feed and read the program until its main process ends or a limit is exceeded."""
-        poll, sent, ended = select.poll(), 0, os.pidfd_open(self.pid)
+        poll = select.poll()
+        sent = 0
+        ended = os.pidfd_open(self.pid)
         names = {descriptor: name for name, descriptor in self.ends.items()}
         for descriptor, name in names.items():
             poll.register(descriptor, select.POLLOUT if name == "input" else select.POLLIN)
@@ -198,7 +202,9 @@ class Program:
     """The program's process, in which the program may change anything."""
 
     def __init__(self, job: dict[str, Any], given: bytes, pipes: dict[str, int]) -> None:
-        self.job, self.given, self.pipes = job, given, pipes
+        self.job = job
+        self.given = given
+        self.pipes = pipes
         self.exit, self.flush = os._exit, (sys.stdout.flush, sys.stderr.flush)
 
     def run(self) -> NoReturn:

@@ -66,7 +66,9 @@ async def judge(sandbox: Sandbox, problem: Problem, program: str, *, stop_early:
     total = len(problem.cases)
     if not program.strip():
         return Verdict(0, total, "no program")
-    passed, first_fault, errors = 0, "", ""
+    passed = 0
+    first_fault = ""
+    errors = ""
     endings: list[str] = []
     async with contextlib.aclosing(sandbox.run(problem.job(program))) as executions:
         async for execution in executions:

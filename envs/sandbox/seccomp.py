@@ -83,14 +83,15 @@ IOCTLS = (
 
 # struct seccomp_data: nr at 0, arch at 4, then instruction pointer, then six arguments of 8 bytes,
 # of which the low half is read
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = (
-    0x20,
-    0x15,
-    0x35,
-    0x45,
-    0x06,
-)  # BPF_LD|W|ABS, JMP|JEQ|K, JMP|JGE|K, JMP|JSET|K, RET|K
+NUMBER = 0
+ARCHITECTURE = 4
+FIRST_ARGUMENT = 16
+SECOND_ARGUMENT = 24
+LOAD = 0x20  # BPF_LD|W|ABS
+EQUAL = 0x15  # JMP|JEQ|K
+AT_LEAST = 0x35  # JMP|JGE|K
+ANY_BIT = 0x45  # JMP|JSET|K
+RETURN = 0x06  # RET|K
 ALLOW, KILL = 0x7FFF0000, 0x80000000  # SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS
 
 # code, instructions to jump over if true, if false, operand

@@ -172,7 +172,9 @@ class MCPTools(Toolset):
 
     def _drop(self) -> None:
         """Drop the connection and end its server in the background, after a few seconds' grace."""
-        connection, self._connection, self._used = self._connection, None, False
+        connection = self._connection
+        self._connection = None
+        self._used = False
         if connection is not None:
             self._end(connection)
 

@@ -43,7 +43,9 @@ class StepAccount:
         occupation: Occupation = OCCUPATION,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._device, self._occupation, self._clock = device, occupation, clock
+        self._device = device
+        self._occupation = occupation
+        self._clock = clock
         self.begin()
 
     def begin(self) -> None:

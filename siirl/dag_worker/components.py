@@ -219,7 +219,10 @@ class RankBuilder(abc.ABC):
     def __init__(
         self, config: SiiRLArguments, spec: EnvSpec, *, ranks: Collectives, device: torch.device
     ) -> None:
-        self.config, self.spec, self.ranks, self.device = config, spec, ranks, device
+        self.config = config
+        self.spec = spec
+        self.ranks = ranks
+        self.device = device
         self.model = config.actor_rollout_ref.model
         self.compute_dtype = compute_dtype(self.model)
 

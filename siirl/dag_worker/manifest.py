@@ -11,7 +11,9 @@ from typing import Any
 from siirl.errors import CheckpointError
 from siirl.files.documents import is_count, is_name, read_object, read_text
 
-LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
+LATEST = "latest"
+MANIFEST = "manifest.json"
+STATE_FILE = "state.pt"
 FORMAT = "siirl-checkpoint-2"
 FORMATS = ("siirl-checkpoint-1", FORMAT)  # the first had no shards
 EVALUATION_DUE = "evaluation_due"  # the run was interrupted before the step's evaluation finished

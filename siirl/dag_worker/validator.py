@@ -98,7 +98,9 @@ class Validator:
         reward: RewardManager | None = None,
         max_unscored_share: float = 0.0,
     ) -> None:
-        self.rollout, self.ranks, self.recorder = rollout, ranks, recorder
+        self.rollout = rollout
+        self.ranks = ranks
+        self.recorder = recorder
         self.tasks = tuple(tasks)
         self.episodes = episodes
         self.first_seed = first_seed

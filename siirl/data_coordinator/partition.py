@@ -96,7 +96,9 @@ def fewest_bytes(work_M: Integers, bytes_M: Integers, *, need: int) -> Integers:
     suffice alone are considered too.
     """
     order_M = np.lexsort((-work_M, bytes_M / np.maximum(work_M, 1)))
-    taken, left, missing = [], [], need
+    taken = []
+    left = []
+    missing = need
     for row, work in zip(order_M.tolist(), work_M[order_M].tolist(), strict=True):
         if 0 < work <= missing:
             taken.append(row)

@@ -35,7 +35,9 @@ class CoordinatorActor:
 
     def __init__(self, *, capacity: int, lease_seconds: float) -> None:
         self.coordinator = DataCoordinator(capacity=capacity, lease_seconds=lease_seconds)
-        self._takers, self._parts, self._putters = Waiters(), Waiters(), Waiters()
+        self._takers = Waiters()
+        self._parts = Waiters()
+        self._putters = Waiters()
         self._filters: dict[bytes, FilterPlugin] = {}
         self._expiry: asyncio.TimerHandle | None = None
 

@@ -77,7 +77,9 @@ class OpenEnvServer:
         Raises:
             ValueError: A space or a number of agents that OpenEnv cannot express.
         """
-        self._pool, self._token, self._max_message_bytes = pool, token.encode(), max_message_bytes
+        self._pool = pool
+        self._token = token.encode()
+        self._max_message_bytes = max_message_bytes
         self._documents = {
             "/schema": _schema(pool.spec),
             "/metadata": {
@@ -190,7 +192,9 @@ class _Episode:
     """The episodes of one session, one after the other."""
 
     def __init__(self, slot: Slot, *, spec: EnvSpec, draw_seed: Any) -> None:
-        self._slot, self._spec, self._draw_seed = slot, spec, draw_seed
+        self._slot = slot
+        self._spec = spec
+        self._draw_seed = draw_seed
         self._state: Message = {"episode_id": None, "step_count": 0}
 
     async def answer(self, kind: str, data: Message) -> Message:

@@ -240,7 +240,9 @@ class Serving:
     """
 
     def __init__(self, server: EnvServer, pool: ServerEnd, writer: AnswerWriter) -> None:
-        self._server, self._pool, self._writer = server, pool, writer
+        self._server = server
+        self._pool = pool
+        self._writer = writer
 
     async def answer_all(self) -> None:
         """Answer messages until the connection ends.

@@ -17,7 +17,9 @@ SCENE = """
  <body pos="0 0 .5"><freejoint/><geom type="box" size=".2 .2 .2" rgba=".8 .2 .2 1"/></body>
 </worldbody></mujoco>
 """
-SIZE, STEPS_A_FRAME, SECONDS = 256, 20, 2.0
+SIZE = 256
+STEPS_A_FRAME = 20
+SECONDS = 2.0
 
 
 def frames(trial: Trial) -> None:

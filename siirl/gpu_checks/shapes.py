@@ -24,7 +24,10 @@ from siirl.params.model_args import LoraArguments
 
 QUESTION = 28
 """Tokens of a LIBERO question: about the length of the published prompt with an instruction."""
-ACTIONS, NUMBERS, BINS, PAD = 7, 8, 256, 32000
+ACTIONS = 7
+NUMBERS = 8
+BINS = 256
+PAD = 32000
 # config.json of https://huggingface.co/openvla/openvla-7b: Llama-2 7B with 64 further tokens.
 LLAMA_7B: dict[str, Any] = {
     "vocab_size": 32064,

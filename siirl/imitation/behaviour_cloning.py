@@ -54,7 +54,10 @@ def collect_demonstration(
 
     async def episode() -> Demonstration | None:
         observation, info = await environment.reset(seed=seed, options={"task": task})
-        images, proprioception, instructions, actions = [], [], [], []
+        images = []
+        proprioception = []
+        instructions = []
+        actions = []
         terminated = truncated = False
         while not (terminated or truncated):
             wanted = np.clip(expert(environment), -1.0, 1.0).astype(np.float32)

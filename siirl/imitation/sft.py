@@ -41,7 +41,9 @@ from siirl.params.training_args import TrainingArguments
 NOTES_FILE = "warm_start.json"
 MEASURED_QUESTIONS = 1000  # held out; +-3 points at 40 %
 # updates between two measurements of success; questions of a measurement, and the fewest of a task
-LOOK_EVERY, LOOKED_AT, LOOKED_AT_LEAST = 20, 256, 32
+LOOK_EVERY = 20
+LOOKED_AT = 256
+LOOKED_AT_LEAST = 32
 COLD = 1e-4  # temperature at which the most likely token has all the probability
 MAX_GRAD_NORM = 1.0
 

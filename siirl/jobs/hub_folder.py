@@ -78,7 +78,9 @@ class MergedWeights:
     def __init__(
         self, stored: WeightSource, lora: LoraArguments, *, transposed: Collection[str]
     ) -> None:
-        self._stored, self._lora, self._transposed = stored, lora, transposed
+        self._stored = stored
+        self._lora = lora
+        self._transposed = transposed
         self._names = {
             plain: name
             for name in stored.types

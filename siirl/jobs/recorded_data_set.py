@@ -130,7 +130,10 @@ async def simulate(
     observation, info = await environment.reset(
         seed=row["seed"], options={**options, "task": row["task"]}
     )
-    images, states, steps, ended = [], [], 0, False
+    images = []
+    states = []
+    steps = 0
+    ended = False
     for action in actions:
         if ended:
             return None

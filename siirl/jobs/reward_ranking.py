@@ -200,7 +200,10 @@ class RewardCheck:
         reward: RewardManager,
         encoder: VideoEncoder | None,
     ) -> None:
-        self.config, self.rollout, self.reward, self.encoder = config, rollout, reward, encoder
+        self.config = config
+        self.rollout = rollout
+        self.reward = reward
+        self.encoder = encoder
         self.ranks = OneProcess()
 
     def run(
@@ -327,7 +330,9 @@ def ranking(scored: ScoredEpisodes) -> dict[str, Any]:
         "within_groups": None,
         "over_task": None,
     }
-    near_N, reward_N, group_N = -scored.left_N[failed_N], scored.reward_N[failed_N], scored.group_N
+    near_N = -scored.left_N[failed_N]
+    reward_N = scored.reward_N[failed_N]
+    group_N = scored.group_N
     if failed_N.sum() < FEWEST_FAILURES or np.isnan(near_N).any():
         return result
     within = grouped_rank_correlation(reward_N, near_N, group_N[failed_N])

@@ -191,7 +191,9 @@ class LeRobotFolder:
         space = spec.observation_space
         spaces = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
         there = (spaces[IMAGES].shape or (0,))[0] if IMAGES in spaces else 0
-        cameras, sizes, folder = self.cameras, self.sizes, self.folder
+        cameras = self.cameras
+        sizes = self.sizes
+        folder = self.folder
         if not is_count(images, least=1) or images > len(cameras):
             raise ConfigError(
                 f"actor_rollout_ref.model.options.images={images!r} must be from 1 to "

@@ -96,7 +96,9 @@ class Pictures:
         """
         ids_S = np.asarray(ids)
         marks = np.flatnonzero(ids_S == self.vision.token)
-        parts, place, start = [], 0, 0
+        parts = []
+        place = 0
+        start = 0
         for (height, width), count in zip(
             self.grids_N2 // self.vision.merge, self.places_N, strict=True
         ):

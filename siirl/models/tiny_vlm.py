@@ -18,7 +18,9 @@ from siirl.models.seen_pictures import PictureReader
 from siirl.models.tiny_lm import END, PAD, tiny_tokenizer
 from siirl.models.vision_inputs import VisionInputs
 
-VISION_START, PICTURE, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+VISION_START = "<|vision_start|>"
+PICTURE = "<|image_pad|>"
+VISION_END = "<|vision_end|>"
 VIDEO = "<|video_pad|>"  # unused, but transformers' configuration needs its id
 MARKS = (VISION_START, PICTURE, VISION_END, VIDEO)
 CHAT_TEMPLATE = (

@@ -52,7 +52,9 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         ConfigError: An unknown flag (the message lists the known ones), a flag without its value or
             with an unexpected one, or a second file.
     """
-    action, config_file, overrides = Action.RUN, None, []
+    action = Action.RUN
+    config_file = None
+    overrides = []
     topic, comments = None, False
     words = iter(argv)
     for word in words:

@@ -210,7 +210,9 @@ def _shares(
     config: SiiRLArguments, groups: Mapping[str, int], *, fit: Mapping[str, int] | None
 ) -> Iterator[SiirlError]:
     """Refuse sizes that do not divide a job, or an agent group's part; `fit`: sizes that do."""
-    data, group_size, train = config.data, config.actor_rollout_ref.rollout.n, groups[TRAIN]
+    data = config.data
+    group_size = config.actor_rollout_ref.rollout.n
+    train = groups[TRAIN]
     if not _gets_prompts(data, groups):
         yield ConfigError(
             f"data.train_batch_size={data.train_batch_size} leaves some of the {groups[ROLLOUT]} "

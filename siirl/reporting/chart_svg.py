@@ -16,7 +16,10 @@ from siirl.reporting.numbers import number
 from siirl.terminal.printable import printable
 
 WIDTH, HEIGHT = 460, 230
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 26
+_LEFT = 52
+_RIGHT = 12
+_TOP = 10
+_BOTTOM = 26
 _COLOURS = 12
 """Colours of the page; further curves repeat them dashed."""
 _MOST_MARKED = 60

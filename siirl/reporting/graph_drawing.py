@@ -17,7 +17,10 @@ from siirl.execution.dag.function_names import describe
 from siirl.execution.dag.resource_groups import GET, cut_graph, put_of
 from siirl.reporting.run_folder import GRAPH_FILE
 
-_BOX, _HIGH, _GAP_X, _GAP_Y = 176, 34, 34, 16
+_BOX = 176
+_HIGH = 34
+_GAP_X = 34
+_GAP_Y = 16
 _COLUMNS = 5
 """Columns of a row of the drawing; a longer chain continues in the next row."""
 _LONGEST = 24

@@ -17,7 +17,9 @@ from siirl.params.user_settings import UserSettings
 from siirl.reporting.origin import ORIGIN_FILE, write_origin
 from siirl.terminal.resume_line import describe_resume
 
-CONFIG_FILE, PLAN_FILE, GRAPH_FILE = "config.yaml", "plan.txt", "graph.json"
+CONFIG_FILE = "config.yaml"
+PLAN_FILE = "plan.txt"
+GRAPH_FILE = "graph.json"
 PROBE_FILE = ".probe"
 PROBE_BYTES = 1 << 20
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)

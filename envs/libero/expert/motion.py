@@ -23,13 +23,13 @@ POSITION_GAIN = 50.0
 # centimetre
 LOOK_AHEAD = 1.0
 ROTATION_GAIN = 4.0  # a radian
-REACHED_M, PASSED_M, REACHED_RAD = (
-    0.006,
-    0.02,
-    0.15,
-)  # loose tolerance of the rotation: with action noise, a tighter one is never reached
+REACHED_M = 0.006
+PASSED_M = 0.02
+REACHED_RAD = 0.15  # with action noise, a tighter tolerance is never reached
 MOVE_LIMIT = 60  # steps of one motion
-GRIP_LIMIT, STILL_STEPS, STILL_M = 20, 3, 0.0005
+GRIP_LIMIT = 20
+STILL_STEPS = 3
+STILL_M = 0.0005
 # of the point between the tips; the fingers close along y
 DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 

@@ -39,7 +39,9 @@ from envs.libero.scene import (
 )
 
 RELEASE_STEPS = 6
-APPROACH_M, CARRY_M, DROP_M = 0.10, 0.12, 0.012
+APPROACH_M = 0.10
+CARRY_M = 0.12
+DROP_M = 0.012
 NEAR_M = 0.01  # above a thing, before the fingers go down beside it
 LIFTED_M = 0.02  # a thing that has not risen by this much is not in the hand
 FLAT_REGION_M = 0.01
@@ -269,7 +271,9 @@ def retreat(simulator: LiberoSimulator, *, away: Vector | None = None) -> Motion
 
 def moving_part(simulator: LiberoSimulator, name: str) -> MovingPart:
     """The part that a region of a fixture, or a fixture with one joint, names."""
-    env, model, data = simulator.env, simulator.model, simulator.data
+    env = simulator.env
+    model = simulator.model
+    data = simulator.data
     joints = (
         env.object_sites_dict[name].joints
         if is_region(simulator, name)

@@ -95,7 +95,9 @@ class _Reader:
 def _tokens(text: str) -> list[int | str]:
     for spelling, plain in SPELLINGS.items():
         text = text.replace(spelling, plain)
-    text, position, tokens = text.strip(), 0, list[int | str]()
+    text = text.strip()
+    position = 0
+    tokens = list[int | str]()
     while position < len(text):
         match = TOKEN.match(text, position)
         if match is None or len(tokens) == MAX_TOKENS:

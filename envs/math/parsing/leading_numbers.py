@@ -135,7 +135,9 @@ def _cardinal(words: list[str]) -> int | None:
     """The value of a cardinal in words, or None: `one hundred and five` is one, `three four` is
     none.
     """
-    total, current, last = 0, 0, 1000
+    total = 0
+    current = 0
+    last = 1000
     for word in words:
         if word == "and":
             if current < 100 and not total:

@@ -64,7 +64,10 @@ class PromptRunner:
         copies: SecondCopies,
         line: "ExchangeLine",
     ) -> None:
-        self.group, self.parts, self.copies, self.line = group, parts, copies, line
+        self.group = group
+        self.parts = parts
+        self.copies = copies
+        self.line = line
         self._flow = Dataflow(
             graph,
             call=self._run_node,
@@ -247,7 +250,9 @@ class PromptRunner:
         for record in (*self._metrics, more):
             metrics |= plain_record(record)
         report = Report(metrics, self._episodes, tuple(self._failed))
-        self._metrics, self._episodes, self._failed = [], 0, []
+        self._metrics = []
+        self._episodes = 0
+        self._failed = []
         return report
 
 

@@ -78,7 +78,9 @@ class WeightPublisher:
         acting_dtype: torch.dtype | None,
     ) -> None:
         self.group = group
-        self.trained, self.ranks, self.line = trained, ranks, line
+        self.trained = trained
+        self.ranks = ranks
+        self.line = line
         self.acting_dtype = acting_dtype
         self.step = 0
         """The running training step, or the resumed one."""
@@ -147,7 +149,9 @@ class SecondCopy:
     """
 
     def __init__(self, module: nn.Module, line: "ExchangeLine", engine: VersionedEngine) -> None:
-        self.module, self.line, self.engine = module, line, engine
+        self.module = module
+        self.line = line
+        self.engine = engine
         self.acting: Weights | None = None
         """The weights that act; None before the first arrival."""
         self.steps_of_versions: dict[int, int] = {}
@@ -251,7 +255,9 @@ class WeightThread:
         *,
         arrived: Callable[[PublishedWeights], object],
     ) -> None:
-        self.copies, self.line, self.arrived = copies, line, arrived
+        self.copies = copies
+        self.line = line
+        self.arrived = arrived
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._free = threading.Event()

@@ -35,7 +35,9 @@ class RolloutRanks:
     group = None
 
     def __init__(self, line: "ExchangeLine", *, rank: int, size: int) -> None:
-        self.line, self.rank, self.size = line, rank, size
+        self.line = line
+        self.rank = rank
+        self.size = size
         self._call = self._number = 0
 
     def begin(self, call: int) -> None:

@@ -52,7 +52,10 @@ class RolloutWorker:
         streaming: bool,
         on_start: Callable[[], object] | None = None,
     ) -> None:
-        self.graph, self.rank, self.line, self.build = graph, rank, line, build
+        self.graph = graph
+        self.rank = rank
+        self.line = line
+        self.build = build
         self.streaming = streaming
         self.on_start = on_start
         self._parts: dict[int, RolloutParts] = {}

@@ -64,7 +64,9 @@ class TrainingSide:
         max_failed_share: float,
         max_staleness: int,
     ) -> None:
-        self.group, self.rollouts, self.ranks = group, rollouts, ranks
+        self.group = group
+        self.rollouts = rollouts
+        self.ranks = ranks
         self.publisher = publisher
         self.max_failed_share, self.max_staleness = max_failed_share, max_staleness
         self.draws = True

@@ -76,7 +76,10 @@ class DataSetWriter:
             raise ValueError(f"Layout {version!r} is unknown; known are {', '.join(VERSIONS)}.")
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(f"{folder} is not empty: name a new folder.")
-        self.folder, self.cameras, self.fps, self.version = folder, tuple(cameras), fps, version
+        self.folder = folder
+        self.cameras = tuple(cameras)
+        self.fps = fps
+        self.version = version
         self._write_video, self._robot_type = write_video, robot_type
         self._task_names: dict[str, str] = {}
         self._tasks: dict[str, int] = {}

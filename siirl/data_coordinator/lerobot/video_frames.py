@@ -29,7 +29,9 @@ class VideoFile:
     def __init__(
         self, file: Path, *, stored: tuple[int, int], size: tuple[int, int] | None = None
     ) -> None:
-        self.file, self._stored, self._size = file, stored, size or stored
+        self.file = file
+        self._stored = stored
+        self._size = size or stored
         self._process: subprocess.Popen[bytes] | None = None
         self._next = 0
 

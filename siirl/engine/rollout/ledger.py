@@ -63,7 +63,9 @@ class RolloutLedger:
         version: int = 0,
         position: int = 0,
     ) -> None:
-        self.batch, self.max_staleness, self.ranks = batch, max_staleness, ranks
+        self.batch = batch
+        self.max_staleness = max_staleness
+        self.ranks = ranks
         self.streaming = streaming
         self.version = version
         self.position = position
@@ -298,4 +300,6 @@ class RolloutLedger:
         self.position -= count
         self.started -= count
         self.refills -= sum(sum(refills) for _, *refills in sizes)
-        self.blocks, self.returned, self.finished = {}, [], {}
+        self.blocks = {}
+        self.returned = []
+        self.finished = {}

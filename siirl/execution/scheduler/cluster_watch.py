@@ -67,7 +67,9 @@ class ClusterWatch:
         node_lives: Callable[[], bool],
         end: Callable[[int, str], object] = end_at_once,
     ) -> None:
-        self._vitals, self._node_lives, self._end = vitals, node_lives, end
+        self._vitals = vitals
+        self._node_lives = node_lives
+        self._end = end
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="siirl-cluster-watch", daemon=True)
         self._asks = threading.Thread(

@@ -149,7 +149,9 @@ class _Replacements:
         *,
         has_room: Callable[[], bool],
     ) -> None:
-        self._replacement, self._start, self._has_room = replacement, start, has_room
+        self._replacement = replacement
+        self._start = start
+        self._has_room = has_room
         self._deaths: Counter[int] = Counter()
 
     def take_place_of(self, rank: int, error: Exception) -> Any | None:

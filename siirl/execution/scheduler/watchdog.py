@@ -109,7 +109,9 @@ class OwnWatch:
         run_folder: Path | None = None,
         resume: str | None = None,
     ) -> None:
-        self._limit_s, self._folder, self._over = limit_s, folder, threading.Event()
+        self._limit_s = limit_s
+        self._folder = folder
+        self._over = threading.Event()
         self._run_folder, self._resume = run_folder, resume
         self._failure = "the evaluation failed" if run_folder is None else "the run failed"
         self._child = ExitStack()

@@ -109,10 +109,14 @@ class ServerEngine(TextEngineBase):
         restart_s: float = RESTART_S,
     ) -> None:
         super().__init__(lockstep=False)
-        self.model, self.tokenizer, self.link = model, tokenizer, link
+        self.model = model
+        self.tokenizer = tokenizer
+        self.link = link
         self.route, self.bucket_bytes = route, bucket_bytes
         self.restart_s = restart_s
-        self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
+        self.temperature = temperature
+        self.top_p = top_p
+        self.top_k = top_k
         weight = next(model.parameters())
         self.dtype = compute_dtype or weight.dtype
         self.device = weight.device if device is None else device

@@ -43,7 +43,9 @@ class ServerError(Exception):
         self, message: str, *, status: int = 0, explanation: str = "", gone: bool = False
     ) -> None:
         super().__init__(message)
-        self.status, self.explanation, self.gone = status, explanation, gone
+        self.status = status
+        self.explanation = explanation
+        self.gone = gone
 
 
 class ServerLink:
