@@ -84,11 +84,9 @@ class ObservationLayout:
             count = sum(form.count for form in self._images.values())
             entries[IMAGES] = spaces.Box(0, 255, (count, *sizes.pop(), 3), np.uint8)
         if self._vectors:
-            flat = [spaces.flatten_space(leaf) for leaf in self._vectors.values()]
-            low, high = (
-                np.concatenate([getattr(part, side).astype(np.float32) for part in flat])
-                for side in ("low", "high")
-            )
+            flat: list[Any] = [spaces.flatten_space(leaf) for leaf in self._vectors.values()]
+            low = np.concatenate([part.low.astype(np.float32) for part in flat])
+            high = np.concatenate([part.high.astype(np.float32) for part in flat])
             entries[PROPRIOCEPTION] = spaces.Box(low, high, dtype=np.float32)
         if self._texts:
             entries[INSTRUCTION] = ModelText(MAX_INSTRUCTION_CHARACTERS)

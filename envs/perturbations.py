@@ -146,10 +146,7 @@ def reworded(instruction: str, generator: np.random.Generator) -> str:
 
 def longest_rewording(instructions: Sequence[str]) -> tuple[int, frozenset[str]]:
     """Bounds of `reworded`: largest number of characters, and all characters."""
-    growth = max(
-        len(synonym) / len(verb) for verb, synonyms in SYNONYMS.items() for synonym in synonyms
-    )
+    growth = max(max(map(len, synonyms)) / len(verb) for verb, synonyms in SYNONYMS.items())
     length = int(max(map(len, instructions)) * growth) + max(map(len, FRAMES))
-    words = [*FRAMES, *(word for synonyms in SYNONYMS.values() for word in synonyms)]
-    text = "".join([*instructions, *words])
+    text = "".join([*instructions, *FRAMES, *map("".join, SYNONYMS.values())])
     return length, frozenset(text + text.lower()) - frozenset("{}")

@@ -169,11 +169,17 @@ class ReasoningGymEnv(Environment):
         question, self._question = self._question, None
         answer = final_answer(text)
         value = await self._score(answer, question)
+        if value == 1.0:
+            verdict = "correct"
+        elif value > 0:
+            verdict = "partly correct"
+        else:
+            verdict = "wrong"
         info: Info = {
             "task": self._dataset,
             "success": value == 1.0,
             REWARD_PARTS: {"score": value},
-            VERDICT: "correct" if value == 1.0 else "partly correct" if value > 0 else "wrong",
+            VERDICT: verdict,
             "answer": shortened(answer),
         }
         return observe(), value, True, False, info

@@ -158,7 +158,12 @@ def distinct_questions(
 def prompt_row(task: GeneratedTask, question: Question, *, wording: str, split: str) -> PromptRow:
     """The question in the form of a file's row."""
     bare = wording == "bare"
-    style = question.style if question.style == "countdown" else "whole" if bare else "rule"
+    if question.style == "countdown":
+        style = question.style
+    elif bare:
+        style = "whole"
+    else:
+        style = "rule"
     solution = {} if question.solution is None else {"solution": question.solution}
     return PromptRow(
         data_source=task.name,

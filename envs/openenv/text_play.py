@@ -113,11 +113,17 @@ class TextPlay:
         if success is None:
             success = done and self._return >= self._success_return
         truncated = not done and self._turns >= self.spec.max_episode_steps
+        if done:
+            verdict = ENDED
+        elif truncated:
+            verdict = OUT_OF_TURNS
+        else:
+            verdict = PLAYING
         info: Info = {
             "task": self._url,
             "success": success,
             REWARD_PARTS: {"environment": reward},
-            VERDICT: ENDED if done else OUT_OF_TURNS if truncated else PLAYING,
+            VERDICT: verdict,
             "executed": 1,
         }
         return observe([] if done or truncated else answers), reward, done, truncated, info

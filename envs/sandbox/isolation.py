@@ -113,11 +113,9 @@ class Bubblewrap:
             stage = _staged(tuple(map(str, sources)))
             enter = stage.enter
             places = {path: stage.place(number) for number, path in enumerate(sources)}
-        binds = [
-            option
-            for path, inside in sources.items()
-            for option in ("--ro-bind", places[path], str(inside))
-        ]
+        binds: list[str] = []
+        for path, inside in sources.items():
+            binds += ["--ro-bind", places[path], str(inside)]
         self._command = [*enter, bubblewrap, *_walls(binds, limits)]
 
     @contextlib.contextmanager

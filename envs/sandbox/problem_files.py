@@ -182,7 +182,8 @@ def _apps_row(entry: Mapping[str, Any]) -> PromptRow:
         outputs = [output[0] for output in outputs]
     function = _method(function, entry.get("starter_code"))
     if function is None:
-        inputs, outputs = ([_as_text(value) for value in values] for values in (inputs, outputs))
+        inputs = [_as_text(value) for value in inputs]
+        outputs = [_as_text(value) for value in outputs]
     return _prompt_row(
         "apps",
         entry,

@@ -152,9 +152,9 @@ def allowed_numbers(machine: str) -> dict[str, int]:
 
 
 def _allow_values(values: Sequence[int], *, argument: int, otherwise: int) -> list[Instruction]:
-    allowing: list[Instruction] = [
-        step for value in values for step in ((EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW))
-    ]
+    allowing: list[Instruction] = []
+    for value in values:
+        allowing += [(EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW)]
     return [(LOAD, 0, 0, argument), *allowing, (RETURN, 0, 0, _refusal(otherwise))]
 
 

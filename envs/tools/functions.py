@@ -109,13 +109,15 @@ def _without_titles(schema: Any) -> Any:
         return [_without_titles(entry) for entry in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: {name: _without_titles(entry) for name, entry in value.items()}
-        if key in ("properties", "$defs")
-        else _without_titles(value)
-        for key, value in schema.items()
-        if key != "title" or not isinstance(value, str)
-    }
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "title" and isinstance(value, str):
+            continue
+        if key in ("properties", "$defs"):
+            kept[key] = {name: _without_titles(entry) for name, entry in value.items()}
+        else:
+            kept[key] = _without_titles(value)
+    return kept
 
 
 def _listed_errors(error: pydantic.ValidationError) -> str:

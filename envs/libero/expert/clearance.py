@@ -122,7 +122,8 @@ def free_place(
     def cost(place: Vector) -> tuple[float, float]:
         return round(float(shared(place).sum()) * 1e6), -float(np.linalg.norm(place - standing))
 
-    return np.asarray(min((centre + half * (x, y) for x in PLACES for y in PLACES), key=cost))
+    places = [centre + half * (x, y) for x in PLACES for y in PLACES]
+    return np.asarray(min(places, key=cost))
 
 
 def hand_yaw(rotation: Vector) -> float:

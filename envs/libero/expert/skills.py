@@ -243,11 +243,9 @@ def turn(simulator: LiberoSimulator, name: str, *, on: bool) -> Motion:
     bar = _top_geom(simulator, part)
     wanted = part.closed + TURNED_RAD * np.sign(part.open - part.closed) if on else part.closed
     angle = float((wanted - part.value) * part.axis[2])
-    yaws = [
-        yaw
-        for yaw in (_thin_side(simulator, bar) + np.pi * k for k in (-1, 0, 1))
-        if abs(yaw) <= np.pi
-    ]
+    thin = _thin_side(simulator, bar)
+    half_turns = [thin + np.pi * k for k in (-1, 0, 1)]
+    yaws = [yaw for yaw in half_turns if abs(yaw) <= np.pi]
     # keeps the wrist near the middle of its range
     yaw = min(yaws, key=lambda start: abs(start) + abs(start + angle))
     point = simulator.data.geom_xpos[bar].copy()

@@ -77,7 +77,7 @@ def converted(quantity: Quantity, unit: str) -> Fraction | None:
 
 def units_of_the_kind(unit: str) -> frozenset[str]:
     """The units into which `unit` can be converted."""
-    return frozenset(name for sizes in SIZES if unit in sizes for name in sizes)
+    return frozenset[str]().union(*(sizes for sizes in SIZES if unit in sizes))
 
 
 def same_amount(first: Quantity, second: Quantity) -> bool:

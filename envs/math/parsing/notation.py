@@ -161,18 +161,19 @@ def as_list(truth: str, answer: str) -> str:
     elements = _elements(re.sub(r"^\s*either\b", "", plain))
     if len(elements) != len(wanted) or not all(element.strip() for element in elements):
         return answer
-    labels, asked = (
-        [
-            match[1] if (match := ROOT_LABEL.match(element.replace("\\", ""))) else ""
-            for element in listed
-        ]
-        for listed in (elements, wanted)
-    )
+    labels = [_root_label(element) for element in elements]
+    asked = [_root_label(element) for element in wanted]
     if "" not in labels and labels == asked:
         return ",".join(elements)
     if len({*labels} - {""}) > 1:
         return answer
     return ",".join(ROOT_LABEL.sub("", element, count=1).strip() for element in elements)
+
+
+def _root_label(element: str) -> str:
+    """The label before an element; empty without one."""
+    match = ROOT_LABEL.match(element.replace("\\", ""))
+    return str(match[1]) if match else ""
 
 
 def as_ratio(truth: str, answer: str) -> str:

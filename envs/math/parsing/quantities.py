@@ -223,7 +223,11 @@ def is_compared(tail: str) -> bool:
 
 def _power(tail: str) -> int:
     written = POWER.search(tail)
-    return 0 if written is None else int(written[1] or (2 if written[0].lower() == "square" else 3))
+    if written is None:
+        return 0
+    if written[1]:
+        return int(written[1])
+    return 2 if written[0].lower() == "square" else 3
 
 
 def _rate(tail: str, units: tuple[str, ...]) -> tuple[str, ...]:

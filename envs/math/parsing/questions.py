@@ -189,18 +189,21 @@ def _contradicts_rate(share: str, question: str) -> bool:
 
 def _is_another_thing(counted: str, asked: str) -> bool:
     """Whether two stems name different things."""
-    kinds = [
-        next((kind for kind in THINGS if name in {stem(word) for word in kind}), None)
-        for name in (counted, asked)
-    ]
-    if kinds[1] is None:
+    kind, other = _kind_of_thing(counted), _kind_of_thing(asked)
+    if other is None:
         return False
-    if kinds[0] is None:
-        return any(
-            counted in {stem(spelling) for spelling, name in UNITS.items() if name in kind}
-            for kind in KINDS[:5]
-        )
-    return kinds[0] is not kinds[1] or (kinds[0] is not PERSONS and counted != asked)
+    if kind is None:
+        measures = frozenset[str]().union(*KINDS[:5])
+        return counted in {stem(spelling) for spelling, name in UNITS.items() if name in measures}
+    return kind is not other or (kind is not PERSONS and counted != asked)
+
+
+def _kind_of_thing(name: str) -> frozenset[str] | None:
+    """The entry of `THINGS` with a word of this stem."""
+    for kind in THINGS:
+        if name in {stem(word) for word in kind}:
+            return kind
+    return None
 
 
 def _asking(question: str) -> str:
@@ -267,11 +270,12 @@ def number_of_base(name: str) -> int | None:
 @functools.lru_cache(maxsize=256)
 def _asked(question: str) -> AskedQuantity:
     phrases = [_noun_phrase(match[1]) for match in HOW_MANY.finditer(question)]
-    units = {UNITS[word] for phrase in phrases for word in phrase if _is_unit(word)}
+    named = [word for phrase in phrases for word in phrase]
+    units = {UNITS[word] for word in named if _is_unit(word)}
     for match in IN_UNIT.finditer(_asking(question)):
         units |= {UNITS[word.lower()] for word in match.groups() if word and _is_unit(word.lower())}
-    named = all(phrases) and not any(COLLECTIVE & set(phrase) for phrase in phrases)
-    nouns = {stem(word) for phrase in phrases for word in phrase} if named else set()
+    exact = all(phrases) and COLLECTIVE.isdisjoint(named)
+    nouns = {stem(word) for word in named} if exact else set()
     return AskedQuantity(frozenset(units), frozenset(nouns))
 
 
