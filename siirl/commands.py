@@ -121,15 +121,11 @@ FLAGS = ("--help", "--version")
 def help_text() -> str:
     """Text of `siirl --help`."""
     width = max(map(len, SUBCOMMANDS))
-    lines = [
-        line
-        for group, names in GROUPS.items()
-        for line in (
-            f"{group}:",
-            *(f"  {name:<{width}}  {SUBCOMMANDS[name].summary}" for name in names),
-            "",
-        )
-    ]
+    lines: list[str] = []
+    for group, names in GROUPS.items():
+        lines.append(f"{group}:")
+        lines += [f"  {name:<{width}}  {SUBCOMMANDS[name].summary}" for name in names]
+        lines.append("")
     return "\n".join(
         [
             "siirl SUBCOMMAND ...: reinforcement learning of robots and language models",

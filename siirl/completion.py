@@ -114,9 +114,9 @@ def settings() -> list[str]:
     chosen = {f"{group}={option}" for group, names in groups.items() for option in names}
     chosen |= {f"{group}=null" for group in OPTIONAL_GROUPS & groups.keys()}
     keys = [key for key in keys_of(SiiRLArguments) if not key.metadata.get("derived")]
-    return sorted(
-        chosen | {f"{key.place}={value}" for key in keys for value in (choices_of(key) or ("",))}
-    )
+    for key in keys:
+        chosen |= {f"{key.place}={value}" for value in choices_of(key) or ("",)}
+    return sorted(chosen)
 
 
 def choices_of(key: Key) -> tuple[str, ...]:
@@ -127,12 +127,10 @@ def choices_of(key: Key) -> tuple[str, ...]:
     kinds = arguments if origin in (typing.Union, types.UnionType) else (key.hint,)
     if bool in kinds:
         return ("false", "true")
-    written = tuple(
-        str(value)
-        for kind in kinds
-        if typing.get_origin(kind) is typing.Literal
-        for value in typing.get_args(kind)
-    )
+    written: list[str] = []
+    for kind in kinds:
+        if typing.get_origin(kind) is typing.Literal:
+            written += map(str, typing.get_args(kind))
     return tuple(key.metadata.get("choices") or written)
 
 

@@ -318,7 +318,12 @@ async def play(
 def describe(outcome: Outcome) -> str:
     """An outcome as text."""
     success, steps = outcome
-    verdict = "unscored" if success is None else "success" if success else "failure"
+    if success is None:
+        verdict = "unscored"
+    elif success:
+        verdict = "success"
+    else:
+        verdict = "failure"
     return f"{verdict} after {steps} steps"
 
 

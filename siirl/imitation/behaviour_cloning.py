@@ -111,22 +111,17 @@ class CloningData:
                 padded[step : step + policy.chunk_length]
                 for step in range(len(demonstration.actions))
             ]
-        seen = [
-            policy.prepare(images=images, proprioception=state)
-            for demonstration in demonstrations
-            for images, state in zip(
-                demonstration.pixel_values, demonstration.proprioception, strict=True
-            )
-        ]
+        seen = []
+        for each in demonstrations:
+            for images, state in zip(each.pixel_values, each.proprioception, strict=True):
+                seen.append(policy.prepare(images=images, proprioception=state))
         pixel_values, proprioception = (np.stack(part) for part in zip(*seen, strict=True))
-        said = {text for demonstration in demonstrations for text in demonstration.instructions}
-        ids = {text: policy.tokenize_instruction(text) for text in said}
+        texts = [text for demonstration in demonstrations for text in demonstration.instructions]
+        ids = {text: policy.tokenize_instruction(text) for text in set(texts)}
         return cls(
             pixel_values=torch.from_numpy(pixel_values),
             proprioception=torch.from_numpy(proprioception),
-            instruction_ids=torch.from_numpy(
-                np.stack([ids[text] for each in demonstrations for text in each.instructions])
-            ),
+            instruction_ids=torch.from_numpy(np.stack([ids[text] for text in texts])),
             actions=torch.from_numpy(np.stack(chunks)),
             code=policy.action_tokenizer,
         )

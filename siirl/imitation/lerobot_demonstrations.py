@@ -138,8 +138,8 @@ def _episodes(
     for episode in data.episodes:
         if episode.task in names:
             numbers.setdefault(names[episode.task], []).append(episode.index)
-    return [
-        index
-        for task, found in numbers.items()
-        for index in found[: limits.get(task, limits.get(None, len(found)))]
-    ]
+    chosen: list[int] = []
+    for task, found in numbers.items():
+        limit = limits.get(task, limits.get(None, len(found)))
+        chosen += found[:limit]
+    return chosen

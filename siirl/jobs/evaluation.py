@@ -200,12 +200,12 @@ def on_held_out(
 
 def adds_to(success: Mapping[str, Success], returns: Mapping[str, Returns]) -> bool:
     """Whether mean returns say more than success rates; they do not if the reward is success."""
-    return any(
-        task not in success.get(kind, {})
-        or not math.isclose(value, success[kind][task].rate, abs_tol=1e-6)
-        for kind, found in returns.items()
-        for task, value in found.items()
-    )
+    for kind, found in returns.items():
+        known = success.get(kind, {})
+        for task, value in found.items():
+            if task not in known or not math.isclose(value, known[task].rate, abs_tol=1e-6):
+                return True
+    return False
 
 
 def columns_of_returns(
@@ -304,23 +304,14 @@ def by_protocol(
         )
     limit = config.env.max_episode_steps
     below = conditions(config.env, notice=notice)
-    tables = [
-        table
-        for kind in names
-        for table in protocol_tables(
+    tables: list[Table] = []
+    for kind in names:
+        tables += protocol_tables(
             episodes, tasks, kind=kind, conditions=below, max_episode_steps=limit
         )
-    ]
     played = {kind: played_sentence(episodes, kind=kind, max_episode_steps=limit) for kind in names}
-    plain = {
-        kind: {
-            suite: {task: vars(interval) for task, interval in rows.items()}
-            for suite, rows in rates(episodes, kind=kind).items()
-        }
-        for kind in names
-    }
     return {
-        "success": plain,
+        "success": {kind: plain(rates(episodes, kind=kind)) for kind in names},
         "played": played,
         "episodes_per_task": STATES,
         "conditions": below,

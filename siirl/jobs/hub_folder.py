@@ -103,7 +103,9 @@ class JoinedWeights:
     """Tensors of several sources; earlier sources take precedence."""
 
     def __init__(self, *sources: WeightSource) -> None:
-        self._of = {name: source for source in reversed(sources) for name in source.types}
+        self._of: dict[str, WeightSource] = {}
+        for source in reversed(sources):
+            self._of |= dict.fromkeys(source.types, source)
         self.types = {name: source.types[name] for name, source in self._of.items()}
 
     def whole(self, name: str) -> torch.Tensor:
@@ -306,12 +308,11 @@ def write_weights(
         in_turn = ((each, _cast(weights.whole(each), dtype)) for each in part)
         write_tensors_in_turn(folder / name, {each: types[each] for each in part}, in_turn)
     if len(parts) > 1:
-        index = {
-            "metadata": {"total_size": sum(_bytes(*place) for place in types.values())},
-            "weight_map": {
-                each: name for name, part in zip(names, parts, strict=True) for each in part
-            },
-        }
+        files: dict[str, str] = {}
+        for name, part in zip(names, parts, strict=True):
+            files |= dict.fromkeys(part, name)
+        total = sum(_bytes(*place) for place in types.values())
+        index = {"metadata": {"total_size": total}, "weight_map": files}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
 
 

@@ -133,17 +133,18 @@ def read_episodes(file: Path, *, expected: Mapping[str, Any]) -> list[PublishedE
     rows = list(read_rows(file))
     if not rows:
         raise CheckpointError(f"{file} has no episodes to resume from.")
-    found = {name: value for name, value in rows[0].items() if name != "step"}
+    found = _without_step(rows[0])
     for name in expected.keys() | found.keys():
         if found.get(name) != expected.get(name):
             raise CheckpointError(
                 f"{file} was evaluated with {name}={found.get(name)!r}, but this evaluation has "
                 f"{expected.get(name)!r}: resume with the same value, or start a new evaluation."
             )
-    return [
-        PublishedEpisode(**{name: value for name, value in row.items() if name != "step"})
-        for row in rows[1:]
-    ]
+    return [PublishedEpisode(**_without_step(row)) for row in rows[1:]]
+
+
+def _without_step(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "step"}
 
 
 def run_protocol(
@@ -246,12 +247,10 @@ def rates(
         if episode.kind == kind:
             for row in (str(episode.number), "all"):
                 counts[episode.suite][row].append(episode.success)
-    return {
-        suite: {
-            row: success_interval(sum(successes), len(successes)) for row, successes in rows.items()
-        }
-        for suite, rows in counts.items()
-    }
+    found: dict[str, dict[str, SuccessInterval]] = {}
+    for suite, rows in counts.items():
+        found[suite] = {row: success_interval(sum(each), len(each)) for row, each in rows.items()}
+    return found
 
 
 def suite_mean(of_suites: Mapping[str, Mapping[str, SuccessInterval]]) -> float:
@@ -315,7 +314,8 @@ def played_sentence(
         if episode.kind == kind:
             by_task[episode.suite, episode.number].add(episode.state)
     counts = sorted({len(states) for states in by_task.values()})
-    spread = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0] if counts else 0)
+    fewest, most = (counts[0], counts[-1]) if counts else (0, 0)
+    spread = f"{fewest} to {most}" if fewest < most else str(fewest)
     less = [] if counts == [STATES] else [f"{spread} of {STATES} initial states of each task"]
     for suite, number in Counter(suite for suite, _ in by_task).items():
         whole = len(suite_tasks(suite))

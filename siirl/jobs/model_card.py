@@ -235,9 +235,9 @@ def _use(card: Card) -> str:
 
 
 def _results(training: Training) -> Iterator[str]:
-    tables = [
-        table for kind, actions in KINDS_OF_EVALUATION for table in _table(training, kind, actions)
-    ]
+    tables: list[str] = []
+    for kind, actions in KINDS_OF_EVALUATION:
+        tables += _table(training, kind, actions)
     if not tables:
         return
     episodes = training.key("trainer.val_episodes")
@@ -259,17 +259,12 @@ def _table(training: Training, kind: str, actions: str) -> Iterator[str]:
         return
     ends = [rated[0], rated[-1]] if len(rated) > 1 else rated
     yield f"{actions[0].upper()}{actions[1:]}:\n"
-    yield "\n".join(
-        [
-            f"| task | {' | '.join(f'step {step}' for step, _ in ends)} |",
-            f"| --- |{' --- |' * len(ends)}",
-            *(
-                f"| {task} | {' | '.join(str(found.get(task, '')) for _, found in ends)} |"
-                for task in ends[-1][1]
-            ),
-            "",
-        ]
-    )
+    steps = " | ".join(f"step {step}" for step, _ in ends)
+    lines = [f"| task | {steps} |", f"| --- |{' --- |' * len(ends)}"]
+    for task in ends[-1][1]:
+        cells = " | ".join(str(found.get(task, "")) for _, found in ends)
+        lines.append(f"| {task} | {cells} |")
+    yield "\n".join([*lines, ""])
 
 
 def _last(training: Training, *, kind: str) -> dict[str, SuccessInterval]:

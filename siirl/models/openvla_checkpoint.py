@@ -227,11 +227,9 @@ class Files:
 
 def _read(folder: Path, *, statistics: str | None) -> Files:
     config, preprocessor = _described(folder)
-    separate = {
-        name: tensor
-        for prefix, pattern in SEPARATE.items()
-        for name, tensor in _separate_module(folder, prefix, pattern).items()
-    }
+    separate: dict[str, torch.Tensor] = {}
+    for prefix, pattern in SEPARATE.items():
+        separate |= _separate_module(folder, prefix, pattern)
     heads = [name for name in separate if name.startswith(ACTION_HEAD)]
     if any(not name.startswith(f"{ACTION_HEAD}{REGRESSION}") for name in heads):
         raise CheckpointError(

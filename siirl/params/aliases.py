@@ -116,9 +116,9 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
         for assignment in translated
         if assignment.key == LOSS and assignment.value in LOSSES_WITH_OWN_BOUNDS
     ]
-    implied = [
-        Assignment(key, None, assignment.source) for assignment in own_bounds for key in BOUNDS
-    ]
+    implied: list[Assignment] = []
+    for assignment in own_bounds:
+        implied += [Assignment(key, None, assignment.source) for key in BOUNDS]
     implied += [
         Assignment(TASKS, None, assignment.source)
         for assignment in translated

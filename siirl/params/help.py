@@ -113,10 +113,10 @@ def _all_keys(user_groups: Mapping[str, type]) -> Iterator[str]:
 
 def _keys(user_groups: Mapping[str, type], topic: str = "") -> Iterator[str]:
     """Keys with `topic` in their place, below the heading of their group."""
-    for place, cls in (
-        *groups_of(SiiRLArguments),
-        *((place, cls) for name, own in user_groups.items() for place, cls in groups_of(own, name)),
-    ):
+    groups = list(groups_of(SiiRLArguments))
+    for name, own in user_groups.items():
+        groups += groups_of(own, name)
+    for place, cls in groups:
         keys = [
             key
             for key in keys_of(cls, place)

@@ -137,16 +137,14 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
 
 def _parse_over(config: SiiRLArguments, values: Mapping[str, Any], place: str) -> SiiRLArguments:
     """`config` with keys and groups over it, as a run's config.yaml with a command line."""
-    replaced = [OF_CHOICE[name] for name, value in values.items() if name in OF_CHOICE and value]
-    replaced = [place for place in replaced if not isinstance(values.get(place), Mapping)]
+    chosen = [OF_CHOICE[name] for name, value in values.items() if name in OF_CHOICE and value]
+    replaced = tuple(f"{key}." for key in chosen if not isinstance(values.get(key), Mapping))
     tree = {name: value for name, value in to_tree(config).items() if name != "agents"}
     known = known_keys({})
-    written = [
-        leaf
-        for name, value in tree.items()
-        for leaf in _leaves(Assignment(name, value, "the run"), known)
-        if not any(leaf.key.startswith(f"{place}.") for place in replaced)
-    ]
+    written: list[Assignment] = []
+    for name, value in tree.items():
+        leaves = _leaves(Assignment(name, value, "the run"), known)
+        written += [leaf for leaf in leaves if not leaf.key.startswith(replaced)]
     typed = [Assignment(name, value, place) for name, value in values.items()]
     return _parse([*written, *typed], from_file=True, typed_at=place).config
 
@@ -185,10 +183,9 @@ def _parse(
 
 def known_keys(user_groups: Mapping[str, type]) -> dict[str, Key]:
     """All keys by place."""
-    keys = [
-        *keys_of(SiiRLArguments),
-        *(key for name, cls in user_groups.items() for key in keys_of(cls, name)),
-    ]
+    keys = list(keys_of(SiiRLArguments))
+    for name, cls in user_groups.items():
+        keys += keys_of(cls, name)
     return {key.place: key for key in keys}
 
 

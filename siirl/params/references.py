@@ -66,12 +66,11 @@ def check_options(options: Mapping[str, Any], *readers: Callable[..., Any]) -> N
     Raises:
         UnknownNameError: Lists the known ones except `weights`, which users do not set.
     """
-    known = {
-        parameter.name
-        for reader in readers
-        for parameter in inspect.signature(reader).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    } - {"weights"}
+    known: set[str] = set()
+    for reader in readers:
+        parameters = inspect.signature(reader).parameters.values()
+        known |= {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    known.discard("weights")
     for name in options:
         if name not in known:
             raise UnknownNameError.of(

@@ -242,7 +242,9 @@ def _part(entry: Mapping[str, Any], *, place: str) -> RewardPart:
 
 def _data_sources(given: Any, *, place: str) -> tuple[str, ...]:
     """Names of data sources; empty if the key is left out or null."""
-    names = [given] if isinstance(given, str) else [] if given is None else given
+    names = [] if given is None else given
+    if isinstance(given, str):
+        names = [given]
     if not isinstance(names, list | tuple) or any(
         not isinstance(name, str) or not name for name in names
     ):

@@ -121,12 +121,11 @@ def check_data_sources(parts: Sequence[RewardPart], sources: Mapping[str, Set[st
                     name=name,
                     known=known,
                 )
+    if not all(part.data_sources for part in parts):
+        return  # a part without data sources serves all rows
+    served = {name for part in parts for name in part.data_sources}
     for place, of_place in sources.items():
-        unserved = sorted(
-            name
-            for name in of_place
-            if not any(not part.data_sources or name in part.data_sources for part in parts)
-        )
+        unserved = sorted(of_place - served)
         if unserved:
             raise ConfigError(
                 f"No part of the reward serves the data source {unserved[0]!r} of {place}: add it "

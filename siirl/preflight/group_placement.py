@@ -195,15 +195,12 @@ def _that_fit(
     """
     ranks = sum(wanted.values())
     candidates = [{ROLLOUT: ranks - train, TRAIN: train} for train in range(1, ranks)]
-    return min(
-        (
-            groups
-            for groups in candidates
-            if all(_gets_prompts(own.data, groups) and _divides(own, groups) for own in configs)
-        ),
-        key=lambda groups: abs(groups[TRAIN] - wanted[TRAIN]),
-        default=None,
-    )
+    fitting = [
+        groups
+        for groups in candidates
+        if all(_gets_prompts(own.data, groups) and _divides(own, groups) for own in configs)
+    ]
+    return min(fitting, key=lambda groups: abs(groups[TRAIN] - wanted[TRAIN]), default=None)
 
 
 def _shares(

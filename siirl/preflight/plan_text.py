@@ -68,11 +68,11 @@ def _lines_of_agents(plan: Plan) -> list[tuple[str, str]]:
     """Tasks, sizes and updates of the run's policy, or of each agent's."""
     if not plan.agents_of_run:
         return _lines_of_agent(plan)
-    return [
-        (f"{name} {topic}", text)
-        for name, own in plan.agents_of_run
-        for topic, text in (("weights", own.weights), *_lines_of_agent(own))
-    ]
+    lines = []
+    for name, own in plan.agents_of_run:
+        lines.append((f"{name} weights", own.weights))
+        lines += [(f"{name} {topic}", text) for topic, text in _lines_of_agent(own)]
+    return lines
 
 
 def _lines_of_agent(plan: Plan) -> list[tuple[str, str]]:

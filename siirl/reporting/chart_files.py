@@ -73,7 +73,10 @@ def charts_of(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
 
 def write_csv(runs: Mapping[str, Sequence[Row]], file: Path) -> Path:
     """A row per run and step, a column per metric; empty where a step has no value."""
-    names = sorted({name for rows in runs.values() for row in rows for name in row} - {"step"})
+    found: set[str] = set()
+    for rows in runs.values():
+        found.update(*rows)
+    names = sorted(found - {"step"})
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream)
@@ -89,7 +92,7 @@ def draw(chart: Chart) -> Figure:
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.add_subplot()
     scale = 100 if chart.percent else 1
-    looks = zip(cycle(COLOURS), (dash for dash in cycle(_DASHES) for _ in COLOURS), strict=False)
+    looks = ((colour, dash) for dash in cycle(_DASHES) for colour in COLOURS)
     if chart.stacked:
         steps = [point.step for point in chart.series[0].points]
         values = [[point.value for point in curve.points] for curve in chart.series]

@@ -89,7 +89,8 @@ class _Axes:
         steps = [point.step for point in points]
         self.first, self.last = min(steps), max(steps)
         values = [value for column in heights(chart) for value in column if math.isfinite(value)]
-        values += [end for point in points for end in (point.low, point.high) if end is not None]
+        for point in points:
+            values += [end for end in (point.low, point.high) if end is not None]
         low, high = min([0.0, *values]), max([0.0, *values])
         self.scale = 100.0 if chart.percent else 1.0
         self.ticks = (
@@ -205,22 +206,18 @@ def _legend(chart: Chart) -> Markup:
 def _facts(axes: _Axes, chart: Chart, drawn: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Hover data: the pixel of each step, and each curve's text at the steps that have a value."""
     steps = sorted({point.step for curve in chart.series for point in curve.points})
-    places = {step: place for place, step in enumerate(steps)}
+    places = {step: str(place) for place, step in enumerate(steps)}
+    series = []
+    for curve in chart.series:
+        # Chromium 156 crashes when it measures a text with U+2028 or U+202E
+        label = printable(curve.label, keep="")
+        at = {places[point.step]: _value(point, percent=chart.percent) for point in curve.points}
+        series.append({"label": label, "at": at})
     return {
         "width": WIDTH,
         "steps": steps,
         "x": [axes.x(step) for step in steps],
-        "series": [
-            {
-                # Chromium 156 crashes when it measures a text with U+2028 or U+202E
-                "label": printable(curve.label, keep=""),
-                "at": {
-                    str(places[point.step]): _value(point, percent=chart.percent)
-                    for point in curve.points
-                },
-            }
-            for curve in chart.series
-        ],
+        "series": series,
     }
 
 

@@ -152,7 +152,8 @@ def compared_charts(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
                     title=f"{chart.title}: {curve.label}",
                     series=[*(known.series if known else ()), of_run],
                 )
-    order = {title: index for index, title in enumerate([HELD_OUT, *(p.title for p in PANELS)])}
+    titles = [HELD_OUT, *(panel.title for panel in PANELS)]
+    order = {title: index for index, title in enumerate(titles)}
     return [
         together[key]
         for key in sorted(together, key=lambda key: (order.get(key[0], len(order)), key[0]))
@@ -161,9 +162,11 @@ def compared_charts(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
 
 def _held_out(rows: Sequence[Row]) -> Chart:
     tasks = _tasks(rows)
-    whole = "all" if "all" in tasks else tasks[0] if len(tasks) == 1 else None
-    series = [] if whole is None else list(_of_task(rows, whole))
-    if whole is None:  # an older run, or a user's node, without a total
+    if "all" in tasks:
+        series = list(_of_task(rows, "all"))
+    elif len(tasks) == 1:
+        series = list(_of_task(rows, tasks[0]))
+    else:  # an older run, or a user's node, without a total
         series = [next(_of_task(rows, task, label=task)) for task in tasks]
     return Chart(HELD_OUT, series, percent=True, whole=True)
 
@@ -218,15 +221,13 @@ def _points(rows: Iterable[Row], metric: str) -> list[Point]:
 def _stage_times(rows: Sequence[Row]) -> Chart:
     """Seconds of every stage, stacked."""
     trained = [row for row in rows if row["step"] > 0]
-    stages = {name: stage for row in trained for name in row if (stage := stage_of(name))}
-    series = [
-        Series(
-            stage,
-            [Point(row["step"], row.get(name, 0.0)) for row in trained],
-            meaning=meaning_of(name),
-        )
-        for name, stage in stages.items()
-    ]
+    names = dict.fromkeys(name for row in trained for name in row)
+    series = []
+    for name in names:
+        stage = stage_of(name)
+        if stage:
+            points = [Point(row["step"], row.get(name, 0.0)) for row in trained]
+            series.append(Series(stage, points, meaning=meaning_of(name)))
     return Chart("Seconds per stage", series, stacked=True)
 
 

@@ -103,10 +103,10 @@ def _tables(runs: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
         found = [_last(rows, kind=kind) for rows in runs.values()]
         last = [results for _, results in found]
         tasks = sorted({task for results in last for task in results}, key=all_last)
-        rows = [
-            (task, [str(results.get(task, "-")) for results in last], _change(last, task))
-            for task in tasks
-        ]
+        rows = []
+        for task in tasks:
+            cells = [str(results.get(task, "-")) for results in last]
+            rows.append((task, cells, _change(last, task)))
         if rows:
             yield Comparison(actions, [step for step, _ in found], rows)
 

@@ -61,11 +61,12 @@ def between(config_files: Mapping[str, Path]) -> list[tuple[str, Sequence[str]]]
     defaults = {key.place: key for key in keys_of(SiiRLArguments)}
     flattened = [dict(flat(read_config(file), defaults)) for file in config_files.values()]
     places = dict.fromkeys(place for values in flattened for place in values)
-    rows = [
-        (place, [as_text(values[place]) if place in values else "-" for values in flattened])
-        for place in places
-    ]
-    return [(place, shown) for place, shown in rows if len(set(shown)) > 1]
+    rows: list[tuple[str, Sequence[str]]] = []
+    for place in places:
+        shown = [as_text(values[place]) if place in values else "-" for values in flattened]
+        if len(set(shown)) > 1:
+            rows.append((place, shown))
+    return rows
 
 
 def flat(tree: Any, known: Mapping[str, Key], place: str = "") -> Iterator[tuple[str, Any]]:

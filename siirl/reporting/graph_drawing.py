@@ -95,11 +95,12 @@ def _is_node(row: Any) -> bool:
         and isinstance(row.get("function"), str)
         and isinstance(row.get("group"), str | None)
         and isinstance(row.get("skipped"), str | None)
-        and all(
-            isinstance(row.get(name), list) and all(isinstance(item, str) for item in row[name])
-            for name in ("after", "requires", "provides")
-        )
+        and all(_are_texts(row.get(name)) for name in ("after", "requires", "provides"))
     )
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def draw_graph(nodes: Sequence[Node]) -> Markup:

@@ -29,9 +29,7 @@ def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]
     reduced: dict[str, Reduced | None] = {}
     for name, values in _by_name(records).items():
         reduction = reduction_of(name, values)
-        fitted = [
-            value for value in (_fitted(value, reduction) for value in values) if value is not None
-        ]
+        fitted = _all_fitted(values, reduction)
         reduced[name] = _REDUCE[reduction](fitted) if fitted else None
     return {name: value for name, value in reduced.items() if value is not None}
 
@@ -41,9 +39,7 @@ def combine(records: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
     combined: dict[str, Any] = {}
     for name, values in _by_name(records).items():
         reduction = reduction_of(name, values)
-        fitted = [
-            value for value in (_fitted(value, reduction) for value in values) if value is not None
-        ]
+        fitted = _all_fitted(values, reduction)
         if not fitted:
             continue
         if reduction is Reduction.MEAN:
@@ -133,6 +129,12 @@ def _complaint(name: str, value: Value, declared: Metric | None) -> tuple[str, s
         f"Metric {name!r:.100} ({declared.reduction.value}) takes {_WANTED[takes]}; got "
         f"{value!r:.80}, which counts as {counted}."
     )
+
+
+def _all_fitted(values: Iterable[Value], reduction: Reduction) -> list[Any]:
+    """The values that `_fitted` can convert, converted."""
+    fitted = (_fitted(value, reduction) for value in values)
+    return [value for value in fitted if value is not None]
 
 
 def _fitted(value: Value, reduction: Reduction) -> Any:

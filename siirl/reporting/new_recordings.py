@@ -99,16 +99,13 @@ def final_tables(evaluated: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
     ends = {"before": evaluated[0]} if len(evaluated) > 1 else {}
     if evaluated:
         ends["after"] = evaluated[-1]
-    success: list[list[Cell]] = [
-        [task, when, one.successes, one.episodes, one.rate, one.low, one.high]
-        for when, metrics in ends.items()
-        for task, one in evaluations(metrics).items()
-    ]
-    reward: list[list[Cell]] = [
-        [task, when, mean.episodes, mean.mean, mean.low, mean.high]
-        for when, metrics in ends.items()
-        for task, mean in mean_scores(metrics).items()
-    ]
+    success: list[list[Cell]] = []
+    reward: list[list[Cell]] = []
+    for when, metrics in ends.items():
+        for task, one in evaluations(metrics).items():
+            success.append([task, when, one.successes, one.episodes, one.rate, one.low, one.high])
+        for task, mean in mean_scores(metrics).items():
+            reward.append([task, when, mean.episodes, mean.mean, mean.low, mean.high])
     tables = {
         "final/success": Table(SUCCESS_COLUMNS, success),
         "final/reward": Table(REWARD_COLUMNS, reward),

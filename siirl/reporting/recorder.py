@@ -65,7 +65,9 @@ class VideoSample:
     @property
     def outcome(self) -> str:
         """`success`, `fail` or `unscored`: the first part of the file's name."""
-        return "unscored" if self.success is None else "success" if self.success else "fail"
+        if self.success is None:
+            return "unscored"
+        return "success" if self.success else "fail"
 
     @property
     def path(self) -> Path:
@@ -323,9 +325,9 @@ class VideoIndex(NamedTuple):
 
 def read_video_index(folder: Path) -> VideoIndex:
     """The indices of all ranks below `folder`."""
-    rows = [
-        row for file in sorted(folder.glob(_INDEX.format(rank="*"))) for _, row in read_values(file)
-    ]
+    rows: list[Any] = []
+    for file in sorted(folder.glob(_INDEX.format(rank="*"))):
+        rows += [row for _, row in read_values(file)]
     sound = [row for row in rows if _is_row(row)]
     # episodes of an evaluation are written as they end
     by_step = sorted(sound, key=lambda row: (row["step"], row["uid"]))

@@ -317,12 +317,10 @@ def _sections(contents: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _glossary(rows: Sequence[Row]) -> list[LastValue]:
     """Every metric of the run, by name."""
-    last = {
-        name: (row["step"], value)
-        for row in rows
-        for name, value in row.items()
-        if name not in ROW_KEYS
-    }
+    last = {}
+    for row in rows:
+        for name in row.keys() - ROW_KEYS:
+            last[name] = (row["step"], row[name])
     return [
         LastValue(name, step, number(value), meaning_of(name))
         for name, (step, value) in sorted(last.items())

@@ -45,7 +45,9 @@ def question(row: Row) -> str:
 
 def outcome(row: Row) -> str:
     """`success`, `fail`, or `ungraded` without a grade."""
-    return "ungraded" if row["success"] is None else "success" if row["success"] else "fail"
+    if row["success"] is None:
+        return "ungraded"
+    return "success" if row["success"] else "fail"
 
 
 def chat(row: Row) -> list[tuple[str, str]]:
@@ -66,7 +68,8 @@ def footnote(row: Row) -> str:
     )
     truth = "" if row.get("ground_truth") is None else f"truth {row['ground_truth']}"
     calls = tool_calls(row)
-    used = f"{calls} tool call{'' if calls == 1 else 's'}" if calls else ""
+    plural = "" if calls == 1 else "s"
+    used = f"{calls} tool call{plural}" if calls else ""
     version = f"policy version {row['policy_version']}"
     return ", ".join(filter(None, [truth, _turns(row), used, tokens, version, str(row["uid"])]))
 
