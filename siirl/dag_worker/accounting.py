@@ -111,9 +111,8 @@ def held_bytes(context: StageContext) -> dict[str, Value]:
             continue
         held[f"memory/{name}_weights_bytes"] = _bytes(engine.module.parameters())
         state = {} if engine.optimizer is None else engine.optimizer.state
-        held[f"memory/{name}_moments_bytes"] = _bytes(
-            tensor for of_weight in state.values() for tensor in of_weight.values()
-        )
+        moments = [tensor for of_weight in state.values() for tensor in of_weight.values()]
+        held[f"memory/{name}_moments_bytes"] = _bytes(moments)
     acting = context.weights.acting
     if isinstance(acting, ActingModule):
         own = acting.module is not acting.trained

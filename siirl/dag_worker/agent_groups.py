@@ -294,6 +294,9 @@ def _together(
     groups: Iterable[WorkerComponents], run_folder: Path, ranks: Collectives
 ) -> CheckpointManager:
     managers = [components.checkpoints for components in groups]
+    engines: dict[str, Any] = {}
+    for manager in managers:
+        engines |= manager.engines
 
     def export(folder: Path) -> None:
         for manager in managers:
@@ -302,7 +305,7 @@ def _together(
 
     return CheckpointManager(
         folder=run_folder / "checkpoints",
-        engines={name: engine for manager in managers for name, engine in manager.engines.items()},
+        engines=engines,
         ranks=ranks,
         export=export,
         more_state=managers[0].more_state,  # of the run

@@ -217,12 +217,11 @@ class Dataflow:
             graph_id=self.graph.graph_id,
             ancestors=self.graph.get_writers,
         )
-        source = {
-            column: next(
+        source = {}
+        for column, writer in joined.items():
+            source[column] = next(
                 position for position, name in enumerate(names) if known[name].get(column) == writer
             )
-            for column, writer in joined.items()
-        }
         unwritten = [column for column, writer in joined.items() if writer == LOADER]
         return join_batches(batches, source=source, unwritten=unwritten), joined
 
@@ -282,14 +281,14 @@ class Dataflow:
         """Entry nodes that do not lead to `node`, but whose rows are later joined with its rows."""
         # each node, and all nodes that its rows have passed
         lines = {name: {name, *self.graph.get_writers(name)} for name in self.graph.nodes}
-        joined = [line for line in lines.values() if node.node_id in line]
+        joined = set[str]().union(*(line for line in lines.values() if node.node_id in line))
         return [
             name
             for name in self.graph.nodes
-            if name not in lines[node.node_id]
+            if name in joined
+            and name not in lines[node.node_id]
             and node.node_id not in lines[name]
             and not self.graph.get_sources(name)
-            and any(name in line for line in joined)
         ]
 
     def _check_entries(self, node: Node, entries: Iterable[str], this: _RoundState) -> None:

@@ -40,12 +40,8 @@ def register_loss(name: str) -> Callable[[Any], Any]:
     """Register a policy loss of either form; a registered loss keeps its traits."""
 
     def register(function: Any) -> Any:
-        known = [
-            other
-            for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY)
-            for other, loss in registry.items()
-            if loss is function
-        ]
+        registered = (*POLICY_LOSSES.items(), *POLICY_LOSS_REGISTRY.items())
+        known = [other for other, loss in registered if loss is function]
         if known:
             POLICY_LOSSES[name] = POLICY_LOSSES[known[0]]
             LOSS_TRAITS[name] = LOSS_TRAITS[known[0]]

@@ -31,6 +31,9 @@ Measure = Callable[[RolloutResult, Mapping[str, float]], dict[str, Value]]
 """Computes a rollout's metrics from its episodes and raw counts."""
 
 
+NUMBERS_OF_A_PROMPT = ("index", "task_id", "trial_id", "seed")
+
+
 class RolloutCollector:
     """Runs the prompts of a step as episodes of this rank's rollout.
 
@@ -67,9 +70,8 @@ class RolloutCollector:
         self.check = check or functools.partial(
             check_failures, max_failed_share=max_failed_share, ranks=ranks
         )
-        self._recorded = Counter[
-            int
-        ]()  # recorded episodes by step, over the rollouts of a refilled step
+        # recorded episodes by step, over the rollouts of a refilled step
+        self._recorded: Counter[int] = Counter()
 
     def roll_out(self, batch: TensorDict, *, step: int, greedy: bool = False) -> NodeOutput:
         """Run every prompt `rollout.n` times, or once if `greedy`; a row per simulated episode."""
@@ -135,20 +137,13 @@ def refuse_segments(state: Mapping[str, Any]) -> None:
 
 def prompts_of(batch: TensorDict) -> list[dict[str, Any]]:
     """Prompts of a batch as plain columns, as the loader made them."""
-    prompts: list[dict[str, Any]] = [
-        {
-            "task_name": name,
-            **{
-                column: int(batch[column][i]) for column in ("index", "task_id", "trial_id", "seed")
-            },
-        }
-        for i, name in enumerate(texts(batch, "task_name"))
-    ]
+    prompts: list[dict[str, Any]] = []
+    for i, name in enumerate(texts(batch, "task_name")):
+        numbers = {column: int(batch[column][i]) for column in NUMBERS_OF_A_PROMPT}
+        prompts.append({"task_name": name, **numbers})
     if "prompt_row" in batch.keys():
-        prompts = [
-            prompt | {"prompt_row": row}
-            for prompt, row in zip(prompts, texts(batch, "prompt_row"), strict=True)
-        ]
+        for prompt, row in zip(prompts, texts(batch, "prompt_row"), strict=True):
+            prompt["prompt_row"] = row
     return prompts
 
 

@@ -110,7 +110,9 @@ class Saving:
                 results = [note.results[name] for note in notes]
                 write_metadata(self.folder / name / SHARDS, staged, results)
                 export_weights(self.folder / name)
-            files = {name: found for note in notes for name, found in note.files.items()}
+            files: Fingerprints = {}
+            for note in notes:
+                files |= note.files
             return self.complete(files)
 
     def _wait_for(self, rank: int) -> Note:

@@ -296,6 +296,7 @@ class TextBuilder(RankBuilder):
         config = self.config
         settings = config.actor_rollout_ref.rollout
         server = settings.server
+        folder = Path(server.weights_folder) if server.weights_folder else None
         return ServerEngine(
             model=model,
             tokenizer=self.tokenizer,
@@ -308,7 +309,7 @@ class TextBuilder(RankBuilder):
             route=(
                 GroupRoute(timeout_s=server.deadline_s)
                 if server.weights == "collective"
-                else FolderRoute(Path(server.weights_folder) if server.weights_folder else None)
+                else FolderRoute(folder)
             ),
             top_p=settings.top_p,
             top_k=settings.top_k,

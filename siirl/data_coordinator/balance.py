@@ -265,10 +265,8 @@ def exchange_rows(
     found = _best_exchange(lengths[parts[heavy]], lengths[parts[light]], gap, equal_size=equal_size)
     if found is None:
         return False
-    given, taken = (
-        [parts[side][place] for place in places]
-        for side, places in zip((heavy, light), found, strict=True)
-    )
+    given = [parts[heavy][place] for place in found[0]]
+    taken = [parts[light][place] for place in found[1]]
     parts[heavy] = [row for row in parts[heavy] if row not in given] + taken
     parts[light] = [row for row in parts[light] if row not in taken] + given
     amount = lengths[given].sum() - lengths[taken].sum()

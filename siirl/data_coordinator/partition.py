@@ -283,9 +283,8 @@ def divide(
     parts: list[list[QueuedSample]] = [[] for _ in range(request.partitions)]
     for bundle, part in zip(used, part_N.tolist(), strict=True):
         parts[part].extend(bundle)
-    return [sorted(part) for part in parts], [
-        entry for bundle in bundles[usable:] for entry in bundle
-    ]
+    left_over = [entry for bundle in bundles[usable:] for entry in bundle]
+    return [sorted(part) for part in parts], left_over
 
 
 def transfers(

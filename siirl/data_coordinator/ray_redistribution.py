@@ -133,7 +133,9 @@ class RayRedistribution:
 
     def _move(self, batch: TensorDict, transfers: Transfers, key: QueueKey) -> TensorDict:
         place = {uid: row for row, uid in enumerate(texts(batch, "uid"))} if len(batch) else {}
-        rows = {rank: [place.pop(uid) for uid in uids] for rank, uids in transfers.leaving.items()}
+        rows = {}
+        for rank, uids in transfers.leaving.items():
+            rows[rank] = [place.pop(uid) for uid in uids]
         self._keep(select_rows(batch, [place.pop(uid) for uid in transfers.left_over]), key.node)
         self.bytes_given = 0
         parts = self._exchange(batch, rows) if transfers.exchange else {}

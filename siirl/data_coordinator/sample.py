@@ -87,19 +87,21 @@ def row_infos(
             of_layout[layout] += value.element_size() * math.prod(value.shape[2:])
         else:
             fixed += value.element_size() * math.prod(value.shape[1:])
-    return [
-        SampleInfo(
+    infos = []
+    for row, extent in enumerate(extents):
+        ragged = sum(extent.width(layout) * size for layout, size in of_layout.items())
+        info = SampleInfo(
             sum_tokens=extent.prompt + extent.tokens,
             prompt_length=extent.prompt,
             response_length=extent.tokens,
             uid=str(plain["uid"][row]),
             node_id=node_id,
             dict_info={name: values[row] for name, values in plain.items()},
-            size=fixed + sum(extent.width(layout) * size for layout, size in of_layout.items()),
+            size=fixed + ragged,
             flops=0.0 if flops_B is None else float(flops_B[row]),
         )
-        for row, extent in enumerate(extents)
-    ]
+        infos.append(info)
+    return infos
 
 
 def Dict2Samples(batch: TensorDict) -> list[Sample]:
@@ -217,10 +219,8 @@ def _places(values: Mapping[str, Sequence[Any]]) -> dict[Layout, Places]:
 def _pad(name: str, values: Sequence[Any], places: Places) -> torch.Tensor:
     """Write each row directly to its place, without a second copy of large rows."""
     entry, arrays = column(name), [np.asarray(value) for value in values]
-    dtypes = {
-        entry.array(np.zeros(0, dtype), name=name).dtype
-        for dtype in {array.dtype for array in arrays}
-    }
+    given = {array.dtype for array in arrays}
+    dtypes = {entry.array(np.zeros(0, dtype), name=name).dtype for dtype in given}
     inner = arrays[0].shape[1:]
     padded = np.zeros((len(arrays), places.width, *inner), dtype=np.result_type(*dtypes))
     for row, (array, start, length) in enumerate(

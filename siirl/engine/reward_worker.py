@@ -69,10 +69,9 @@ def _batch_caller(function: Callable[..., Any]) -> Callable[[Any], Any]:
     async def call(samples: Any) -> Any:
         if samples == PING:
             return PING
-        columns = {
-            many: [sample[one] for sample in samples]
-            for many, one in zip(BATCH_ARGUMENTS, ARGUMENTS, strict=True)
-        }
+        columns = {}
+        for many, one in zip(BATCH_ARGUMENTS, ARGUMENTS, strict=True):
+            columns[many] = [sample[one] for sample in samples]
         scores = await _awaited(function(**columns))
         if isinstance(scores, str | bytes | Mapping) or not isinstance(scores, Sequence):
             raise TypeError(

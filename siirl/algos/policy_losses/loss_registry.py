@@ -202,14 +202,14 @@ def loss_options(name: str) -> dict[str, Any]:
         (_function(name), LOSS_ARGUMENTS),
         (LOSS_TRAITS[name].selection, SELECTION_ARGUMENTS),
     ]
-    parameters = [
-        parameter
-        for function, given in functions
-        if function is not None
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.name not in given and parameter.default is not inspect.Parameter.empty
-    ]
-    return {parameter.name: parameter.default for parameter in parameters}
+    options: dict[str, Any] = {}
+    for function, given in functions:
+        if function is None:
+            continue
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.name not in given and parameter.default is not inspect.Parameter.empty:
+                options[parameter.name] = parameter.default
+    return options
 
 
 def check_loss_options(name: str, options: Mapping[str, Any]) -> None:

@@ -74,11 +74,10 @@ class Edge:
 
     def references(self, numbers: Sequence[int]) -> list[Any]:
         """See `Exchange.references`."""
-        taken = {
-            info.dict_info[PROMPT]: ref
-            for lease, _ in self._taken  # rows that were lost are in an earlier lease
-            for info, ref in zip(lease.infos, lease.refs, strict=True)
-        }
+        taken = {}
+        for lease, _ in self._taken:  # rows that were lost are in an earlier lease
+            for info, ref in zip(lease.infos, lease.refs, strict=True):
+                taken[info.dict_info[PROMPT]] = ref
         return [taken[number] for number in numbers]
 
     def lost(self, numbers: Sequence[int]) -> None:
@@ -113,12 +112,11 @@ class Edge:
         waiting = self._lease(list(self.ledger.finished))
         leases = [lease for lease, _ in self._taken] + ([waiting] if waiting else [])
         known = {entry.prompt.number for entry in unused} | set(self.ledger.finished)
-        rows = {
-            info.dict_info[PROMPT]: (info, ref)
-            for lease in leases
-            for info, ref in zip(lease.infos, lease.refs, strict=True)
-            if info.dict_info[PROMPT] in known
-        }
+        rows = {}
+        for lease in leases:
+            for info, ref in zip(lease.infos, lease.refs, strict=True):
+                if info.dict_info[PROMPT] in known:
+                    rows[info.dict_info[PROMPT]] = (info, ref)
         if waiting:
             self.coordinator.release(waiting.holder)
         ledger = self.ledger.state_dict(unused)

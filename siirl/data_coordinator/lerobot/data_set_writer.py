@@ -147,23 +147,18 @@ class DataSetWriter:
             tasks = [{"task_index": number, "task": task} for task, number in self._tasks.items()]
             _write_lines(meta / "tasks.jsonl", tasks)
             _write_lines(meta / "episodes.jsonl", self._rows)
-            stats = [
-                {INDEX: number, "stats": {name: each.plain() for name, each in found.items()}}
-                for number, found in enumerate(self._statistics)
-            ]
+            stats = []
+            for number, found in enumerate(self._statistics):
+                plain = {name: each.plain() for name, each in found.items()}
+                stats.append({INDEX: number, "stats": plain})
             _write_lines(meta / "episodes_stats.jsonl", stats)
             return
         _write_tasks(meta / "tasks.parquet", self._tasks)
-        (meta / "stats.json").write_text(
-            json.dumps(
-                {
-                    name: merged_statistics([found[name] for found in self._statistics]).plain()
-                    for name in self._statistics[0]
-                },
-                indent=1,
-            )
-            + "\n"
-        )
+        merged = {}
+        for name in self._statistics[0]:
+            parts = [found[name] for found in self._statistics]
+            merged[name] = merged_statistics(parts).plain()
+        (meta / "stats.json").write_text(json.dumps(merged, indent=1) + "\n")
         file = meta / "episodes/chunk-000/file-000.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(pyarrow.Table.from_pylist(list(map(self._place, self._rows))), file)
@@ -176,26 +171,20 @@ class DataSetWriter:
             "chunk_index": number // EPISODES_A_CHUNK,
             "file_index": number % EPISODES_A_CHUNK,
         }
-        videos = {
-            f"videos/{camera}/{name}": value
-            for camera in self.cameras
-            for name, value in {
-                **place,
-                "from_timestamp": 0.0,
-                "to_timestamp": length / self.fps,
-            }.items()
-        }
+        video = {**place, "from_timestamp": 0.0, "to_timestamp": length / self.fps}
+        videos: dict[str, Any] = {}
+        for camera in self.cameras:
+            videos |= {f"videos/{camera}/{name}": value for name, value in video.items()}
+        stats: dict[str, Any] = {}
+        for name, found in self._statistics[number].items():
+            stats |= {f"stats/{name}/{kind}": value for kind, value in found.plain().items()}
         return {
             **row,
             **{f"data/{name}": value for name, value in place.items()},
             "dataset_from_index": first,
             "dataset_to_index": first + length,
             **videos,
-            **{
-                f"stats/{name}/{kind}": value
-                for name, found in self._statistics[number].items()
-                for kind, value in found.plain().items()
-            },
+            **stats,
             "meta/episodes/chunk_index": 0,
             "meta/episodes/file_index": 0,
         }

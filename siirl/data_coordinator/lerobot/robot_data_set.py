@@ -329,11 +329,10 @@ def _table(
             for number in range(len(metadata.schema))
             if f"{metadata.schema.column(number).path}.".startswith(heads)
         ]
-        values = sum(
-            metadata.row_group(group).column(leaf).num_values
-            for group in range(metadata.num_row_groups)
-            for leaf in leaves
-        )
+        values = 0
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            values += sum(group.column(leaf).num_values for leaf in leaves)
         if values > MOST_VALUES:
             raise ValueError(
                 f"{file} would unpack to {values} values, more than {MOST_VALUES}. Split it into "

@@ -83,15 +83,13 @@ def _aligned(batches: Sequence[TensorDict]) -> list[TensorDict]:
     names = [_identity_with(leader, batch) for batch in batches]
     keys = {name: _keys(leader, name) for name in set(names)}
     places = [_places(batch, name) for batch, name in zip(batches, names, strict=True)]
-    rows = [
-        row
-        for row in range(len(leader))
-        if all(keys[name][row] in place for name, place in zip(names, places, strict=True))
-    ]
-    return [
-        _in_order(batch, [place[keys[name][row]] for row in rows])
-        for batch, name, place in zip(batches, names, places, strict=True)
-    ]
+    rows = list(range(len(leader)))
+    for name, place in zip(names, places, strict=True):
+        rows = [row for row in rows if keys[name][row] in place]
+    aligned = []
+    for batch, name, place in zip(batches, names, places, strict=True):
+        aligned.append(_in_order(batch, [place[keys[name][row]] for row in rows]))
+    return aligned
 
 
 def _check_prompts(name: str, values: Sequence[Any]) -> None:
@@ -151,7 +149,11 @@ def _keys(batch: TensorDict, name: str) -> list[Any]:
 
 def together(kept: TensorDict, new: TensorDict) -> TensorDict:
     """Rows of the previous rounds and the new one; an empty batch may lack columns."""
-    return concat([kept, new]) if len(kept) and len(new) else (kept if len(kept) else new)
+    if not len(kept):
+        return new
+    if not len(new):
+        return kept
+    return concat([kept, new])
 
 
 def same_rows(before: TensorDict, after: TensorDict, name: str, places: list[int]) -> bool:

@@ -359,12 +359,10 @@ def _refuse_unread(
 def _parameters(name: str) -> dict[str, Any]:
     """Parameters of the loss and its selection, with defaults."""
     selection = LOSS_TRAITS[name].selection
-    functions = [POLICY_LOSSES[name], *([] if selection is None else [selection])]
-    return {
-        key: parameter.default
-        for function in functions
-        for key, parameter in inspect.signature(function).parameters.items()
-    }
+    parameters = dict(inspect.signature(POLICY_LOSSES[name]).parameters)
+    if selection is not None:
+        parameters |= inspect.signature(selection).parameters
+    return {key: parameter.default for key, parameter in parameters.items()}
 
 
 def _log_prob_gap(

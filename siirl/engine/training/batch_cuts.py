@@ -54,11 +54,12 @@ def mini_batch_rows(
     order_R = (
         torch.arange(len(owned)) if parts == 1 else torch.randperm(len(owned), generator=generator)
     )
-    chosen = [[owned[i] for i in part.tolist()] for part in order_R.tensor_split(parts)]
-    return [
-        torch.tensor(sorted(row for _, rank, row in part if rank == ranks.rank), dtype=torch.long)
-        for part in chosen
-    ]
+    mini_batches = []
+    for part in order_R.tensor_split(parts):
+        chosen = [owned[i] for i in part.tolist()]
+        mine = sorted(row for _, rank, row in chosen if rank == ranks.rank)
+        mini_batches.append(torch.tensor(mine, dtype=torch.long))
+    return mini_batches
 
 
 def row_places(*, batch: TensorDict, ranks: Collectives) -> torch.Tensor:
@@ -74,9 +75,10 @@ def rows_by_id(batch: TensorDict, ranks: Collectives) -> RowOwners:
     """The rows of all ranks in the order of their ids; every rank calls it."""
     ids = list(batch["uid"]) if "uid" in batch else [""] * len(batch)
     everywhere = ranks.gather_objects(ids)
-    return sorted(
-        (uid, rank, row) for rank, uids in enumerate(everywhere) for row, uid in enumerate(uids)
-    )
+    owners: RowOwners = []
+    for rank, uids in enumerate(everywhere):
+        owners += [(uid, rank, row) for row, uid in enumerate(uids)]
+    return sorted(owners)
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,10 @@ def micro_batch_rows(
         parts = micro_batches_by_budget([group.tokens for group in groups], tokens)
     except ConfigError as error:
         raise ConfigError(f"{error} It is actor_rollout_ref.actor.micro_batch_tokens.") from error
-    return [sorted(row for number in part for row in groups[number].rows) for part in parts if part]
+    micro_batches: list[Sequence[int]] = []
+    for part in filter(None, parts):
+        micro_batches.append(sorted(row for number in part for row in groups[number].rows))
+    return micro_batches
 
 
 def _single_rows(batch: TensorDict, budget: int) -> list[RowGroup]:

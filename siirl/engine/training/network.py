@@ -102,14 +102,10 @@ def interface_of(address: str) -> str | None:
         return LOOPBACK_INTERFACE
     import psutil  # on one machine only gloo's ports need it
 
-    return next(
-        (
-            name
-            for name, addresses in psutil.net_if_addrs().items()
-            if address in {each.address for each in addresses}
-        ),
-        None,
-    )
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in {each.address for each in addresses}:
+            return str(name)
+    return None
 
 
 def _name(variable: str, address: str) -> None:

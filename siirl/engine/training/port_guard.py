@@ -78,7 +78,9 @@ def admit_ranks_only(
     opened = _opened_since(before)
     connected = [each for each in opened if each.status == ESTABLISHED]
     store.set(_key(rank), json.dumps([_end(each.laddr) for each in connected]))
-    ends_of_ranks = {end for other in range(ranks) for end in json.loads(store.get(_key(other)))}
+    ends_of_ranks: set[str] = set()
+    for other in range(ranks):
+        ends_of_ranks.update(json.loads(store.get(_key(other))))
     listening = {_end(each.laddr) for each in opened if each.status == LISTENING}
     peers = {_end(each.raddr) for each in connected if _end(each.laddr) in listening}
     foreign = peers - ends_of_ranks

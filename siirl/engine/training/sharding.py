@@ -45,12 +45,8 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     Each becomes one unit of FSDP2. Inner lists come first, as `fully_shard` requires.
     """
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    return [
-        block
-        for part in reversed(lists)
-        for block in part
-        if next(block.parameters(), None) is not None
-    ]
+    blocks = [block for part in reversed(lists) for block in part]
+    return [block for block in blocks if next(block.parameters(), None) is not None]
 
 
 def shard(

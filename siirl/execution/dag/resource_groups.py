@@ -119,11 +119,10 @@ def _with_joins(graph: TaskGraph, owner: dict[str, str]) -> TaskGraph:
     """The graph, with joins added to `rollout`. An agent gets a join of several nodes if its nodes
     of `train` always read these nodes together; `owner` gets the new node as well.
     """
-    reads = {
-        name: [before for before in graph.rev_adj[name] if owner[before] == ROLLOUT]
-        for name in graph.nodes
-        if owner[name] == TRAIN
-    }
+    reads: dict[str, list[str]] = {}
+    for name in graph.nodes:
+        if owner[name] == TRAIN:
+            reads[name] = [before for before in graph.rev_adj[name] if owner[before] == ROLLOUT]
     joined = graph.copy()
     for name, before in graph.rev_adj.items():
         joined.nodes[name].dependencies = list(before)  # as ids: a node may name aliases

@@ -98,7 +98,8 @@ def used_models(nodes: list[Node]) -> set[Model]:
 
 
 def _share_trained_model(graph: TaskGraph, left: set[str], right: set[str]) -> bool:
-    left_nodes, right_nodes = ([graph.nodes[name] for name in names] for names in (left, right))
+    left_nodes = [graph.nodes[name] for name in left]
+    right_nodes = [graph.nodes[name] for name in right]
     return bool(
         trained_models(left_nodes) & used_models(right_nodes)
         or trained_models(right_nodes) & used_models(left_nodes)

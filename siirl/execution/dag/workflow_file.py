@@ -107,9 +107,8 @@ def default_stage(
     )
     stage = STAGES.get(node_type, {}).get((node_role, forward))
     if stage is None:
-        known = sorted(
-            {f"{kind.value}/{role.value}" for kind, stages in STAGES.items() for role, _ in stages}
-        )
+        pairs = {(kind, role) for kind, stages in STAGES.items() for role, _ in stages}
+        known = sorted(f"{kind.value}/{role.value}" for kind, role in pairs)
         kind = f"{node_type.value}/{node_role.value}"
         raise ConfigError(
             f"{place}: no stage belongs to {kind}. Name a function with 'func'. Known: "

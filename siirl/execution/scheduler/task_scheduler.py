@@ -101,11 +101,8 @@ class TaskScheduler:
     def _check_parts(self, parts: Sequence[TaskGraph]) -> None:
         if not parts:
             raise ConfigError("There is no graph to schedule.")
-        repeated = [
-            graph_id
-            for graph_id, count in Counter(part.graph_id for part in parts).items()
-            if count > 1
-        ]
+        counts = Counter(part.graph_id for part in parts)
+        repeated = [graph_id for graph_id, count in counts.items() if count > 1]
         if repeated:
             raise ConfigError(
                 f"Two graphs have the id {repeated[0]!r}. Give each pipeline its own."

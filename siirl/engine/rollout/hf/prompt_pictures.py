@@ -28,22 +28,17 @@ def seen_by_prompts(
     from siirl.models.vision_inputs import SeenPictures
 
     vision = pictures[0].vision
-    row_F, place_F = (
-        np.concatenate(of_prompts)
-        for of_prompts in zip(
-            *(
-                _places(row, ids_T == vision.token, one.places_N.sum())
-                for row, (ids_T, one) in enumerate(zip(input_ids_PT, pictures, strict=True))
-            ),
-            strict=True,
-        )
-    )
+    rows, places = [], []
+    for row, (ids_T, one) in enumerate(zip(input_ids_PT, pictures, strict=True)):
+        row_F, place_F = _places(row, ids_T == vision.token, one.places_N.sum())
+        rows.append(row_F)
+        places.append(place_F)
     grids_N2 = np.concatenate([one.grids_N2 for one in pictures])
     arrays = {
         "patches_KV": np.concatenate([one.patches_KV for one in pictures]),
         "grids_N3": np.concatenate([np.ones_like(grids_N2[:, :1]), grids_N2], axis=1),
-        "row_F": row_F,
-        "place_F": place_F,
+        "row_F": np.concatenate(rows),
+        "place_F": np.concatenate(places),
         "rotary_BS3": np.stack(
             [one.positions(ids_T) for ids_T, one in zip(input_ids_PT, pictures, strict=True)]
         ),
