@@ -41,7 +41,7 @@ class PictureSource:
         """Read an entry of `images`.
 
         Args:
-            entry: See the module docstring.
+            entry: A path, bytes, or a mapping with `path` or `bytes`.
             folder: Base of relative paths; None: the working directory.
 
         Raises:
@@ -133,7 +133,7 @@ def picture_sources(
     Args:
         value: The column `images`: a list of entries, one entry, or None for no picture.
         prompt: The row's messages.
-        folder: See `PictureSource.of`.
+        folder: Base of relative paths; None: the working directory.
 
     Raises:
         ValueError: An entry of another form, or a number of pictures that differs from the prompt's

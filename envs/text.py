@@ -120,7 +120,8 @@ def text_spec(
         replayable: Whether seed and texts determine the episode; False if tools have outside state.
         check_row: Raises ValueError for a row that `reset(options={"row": …})` would refuse.
         leaves_ungraded: Whether `success` may be None; see `EnvSpec`.
-        slowest_step_s: See `EnvSpec`.
+        slowest_step_s: Largest duration of a step by the environment's own deadlines; 0: no
+            deadline.
     """
     return EnvSpec(
         name=name,

@@ -126,7 +126,7 @@ class CheckpointManager:
             state: Everything else that the next step depends on: numbers, strings, tensors and
                 numpy arrays in dicts, lists and tuples. It must be the same on every rank; owners
                 gather values that differ.
-            evaluation_due: See `Checkpoint`.
+            evaluation_due: Whether a resumed run first repeats the evaluation of this step.
             copy: Copy the shards to host memory, so that the weights may change before they are
                 written.
 
@@ -187,7 +187,8 @@ class CheckpointManager:
         """Load weights and moments of a checkpoint into the engines; return its other contents.
 
         Args:
-            checkpoint: See `resolve_checkpoint`; None: the newest of this run.
+            checkpoint: Folder of a checkpoint, of several checkpoints or of a run; None: the newest
+                of this run.
 
         Raises:
             CheckpointError: No checkpoint, or one that is damaged, foreign or of another model.

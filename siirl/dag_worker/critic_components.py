@@ -62,7 +62,7 @@ def make_critic(
         device: Device of this rank.
         compute_dtype: Type of the forward and backward passes; None: the weights' own.
         agents: Agents per episode; each adds one row.
-        observe: See `Critic`.
+        observe: Called with this rank's rows after an update, on every rank.
         engine_options: Further arguments of the engine, such as the token budget of micro-batches.
     """
     total_steps = trainer.total_steps

@@ -92,7 +92,7 @@ def evaluate(
     Args:
         checkpoint: Policy folder, checkpoint or run folder.
         overrides: Configuration words of the command line.
-        kinds: One evaluation per entry: True greedy, False sampled.
+        kinds: One evaluation per entry: greedy for True, sampled for False.
         resume: Folder of an interrupted evaluation by the published protocol.
     """
     config = configuration(

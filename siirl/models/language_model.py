@@ -203,7 +203,7 @@ class LanguageModel(Adaptable):
 
         Args:
             folder: Created if missing.
-            state: See `exported_weights`; needed if the weights are sharded.
+            state: Whole tensors under this module's names; needed if the weights are sharded.
             dtype: Type in the file; by default that of the weights.
 
         Raises:

@@ -41,7 +41,7 @@ class Pi(FlowVLA):
 
     Args:
         network: `Pi0Network` or `Pi05Network`.
-        feature_size: See `FlowVLA`.
+        feature_size: Width of `Prefix.features_NW`.
         io_format: Format of observations and chunks.
         actions: Coding of actions.
         flow: Settings of sampling from the flow.
@@ -97,7 +97,7 @@ class Pi05(Pi):
     Args:
         shape: Shape of the network.
         padded_state: Numbers of the state in the prompt; zeros are added at the end.
-        parts: See `Pi`.
+        parts: Further arguments of `Pi`.
     """
 
     def __init__(self, shape: NetworkShape, *, padded_state: int, **parts: Any) -> None:

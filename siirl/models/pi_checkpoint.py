@@ -123,11 +123,11 @@ def load_pi05(
     """Read a checkpoint of pi0.5; see `load_pi`.
 
     Args:
-        folder: See `load_pi`.
-        spec: See `load_pi`.
+        folder: Folder saved by LeRobot or exported by a run.
+        spec: Spec of the environment.
         pad_state: The prompt has `max_state_dim` numbers, the last ones 0, as in LeRobot before
             0.5. openpi and later versions write only the robot's numbers.
-        options: See `load_pi`.
+        options: Further arguments of `load_pi`.
     """
     require_flags(pad_state=pad_state)
 
@@ -158,7 +158,7 @@ def load_pi(
     """Read a checkpoint of pi0 or pi0.5.
 
     Args:
-        kind: Which of them.
+        kind: Description of the policy, pi0 or pi0.5.
         make: Makes the policy of the arguments that both share.
         folder: Folder saved by LeRobot or exported by a run.
         spec: Spec of the environment.

@@ -44,7 +44,7 @@ class TimmEncoder(VisionEncoder):
         name: Name of the model in `timm.create_model`.
         shape: Shape of the transformer; the last block is not built.
         image_size: Height and width in pixels.
-        recompute: See `siirl.models.openvla_vision.VisionBackbone`.
+        recompute: Keep only the input of each block for the backward pass, and recompute the rest.
     """
 
     def __init__(self, name: str, shape: EncoderShape, *, image_size: int, recompute: bool) -> None:

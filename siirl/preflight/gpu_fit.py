@@ -47,7 +47,7 @@ def gpu_problems(
         config: Configuration of the job.
         spec: Spec of the environment.
         gpu_bytes: Memory of a GPU; None without a GPU, or if it is unknown.
-        shape: See `rank_memory.rank_memory`.
+        shape: Shape of the model; None: read it from `actor_rollout_ref.model.path`.
     """
     if gpu_bytes is None:
         return []

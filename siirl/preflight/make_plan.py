@@ -58,7 +58,7 @@ def make_plan(
         machine: This machine.
         loss: The resolved policy loss in words.
         critic: The critic's update in words; None without a critic.
-        begins: Where a run with `trainer.resume` begins.
+        begins: Start of a run with `trainer.resume`.
         groups: Resource groups (`siirl.preflight.group_placement.place`).
         group: The agent group.
         episodes_of: The agent group whose episodes it trains on, and that group's configuration;

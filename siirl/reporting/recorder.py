@@ -118,8 +118,8 @@ class VideoRecorder:
         """Queue a video and return the path of its file; waits only if too many are queued.
 
         Args:
-            frames: The pictures.
-            sample: What they show.
+            frames: The pictures of the episode.
+            sample: Facts of the episode, for the caption and the file name.
             record: Further facts of the episode as JSON values, for a file beside the video.
 
         Raises:

@@ -27,7 +27,7 @@ def text_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> Tok
 
     Args:
         module: `siirl.models.language_model.LanguageModel`.
-        micro_batch: See `siirl.engine.actor.packing.pack_rows`.
+        micro_batch: Rows with the columns that `siirl.engine.actor.packing.pack_rows` reads.
         temperature: Divides the logits.
 
     Raises:

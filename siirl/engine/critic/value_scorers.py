@@ -41,7 +41,7 @@ def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) 
     Args:
         module: `siirl.engine.critic.value_model.ValueModel` on a
             `siirl.models.language_model.LanguageModel`.
-        micro_batch: See `siirl.engine.actor.packing.pack_rows`.
+        micro_batch: Rows with the columns that `siirl.engine.actor.packing.pack_rows` reads.
         temperature: Not read: values have none.
     """
     packed = pack_rows(

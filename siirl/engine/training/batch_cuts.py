@@ -120,7 +120,7 @@ class MicroBatches:
         prefix_groups: Groups that a micro-batch does not split; None: no groups.
         cut: Cuts rows into parts, which are then the micro-batches; None: rows stay whole.
         ranks: The processes that train together.
-        device: Where micro-batches are needed.
+        device: Device of the micro-batches.
 
     Raises:
         ConfigError: `size` or `tokens` below 1.

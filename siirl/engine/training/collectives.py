@@ -177,7 +177,7 @@ def join(
         init_method: Meeting point: `tcp://host:port`, or `file:///path` in a private folder for
             ranks on one machine.
         device: `cpu`, or this rank's `cuda:i`.
-        backend: See `siirl.execution.scheduler.process_group_manager.choose_backend`.
+        backend: Backend of `torch.distributed`: `gloo`, `nccl`, or both.
         hang_s: The watchdog's limit; None: no watchdog.
         force_group: Make a group even for one process, so that FSDP2 and NCCL run on one GPU.
     """

@@ -63,7 +63,8 @@ def meet(
     Rank 0 hosts it, and listens at the named address only.
 
     Args:
-        init_method: See `listen_towards`.
+        init_method: `tcp://host:port`, or `file:///path` for ranks that share a machine; empty for
+            a single rank.
         rank: Number of this process.
         world_size: Number of processes.
         timeout: Time limit to wait for the others, here and at each lookup.

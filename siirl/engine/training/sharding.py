@@ -67,7 +67,7 @@ def shard(
         compute_dtype: Type of weights and activations in the passes; None: the type of the weights.
             Gradients are summed in float32.
         blocks: Parts whose weights are gathered only while they compute.
-        sharding: See `Sharding`.
+        sharding: How FSDP2 shards the module.
     """
     require_equal_weights(module, ranks=ranks)
     # FSDP2 warns about every module that returns a view, because its output must not be changed in

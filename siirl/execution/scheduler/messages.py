@@ -66,9 +66,9 @@ class Supervision:
 
     Args:
         vitals: Checks of the cluster.
-        post: See `message_prefix`.
+        post: Key prefix of the messages of the run.
         ranks: Number of ranks.
-        limit_s: See `HangDetector`.
+        limit_s: Seconds without progress after which a rank hangs; None: no limit.
         folder: Folder of the stack traces.
     """
 

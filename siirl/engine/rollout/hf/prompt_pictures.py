@@ -20,7 +20,7 @@ def seen_by_prompts(
     Args:
         pictures: `siirl.models.seen_pictures.Pictures` of each prompt; None for text models.
         input_ids_PT: Tokens of the prompts, padded on the right.
-        device: Where the pass runs.
+        device: Device of the pass.
     """
     if not any(one is not None and one.number for one in pictures):
         return {}

@@ -52,8 +52,8 @@ def completion_body(
         request: The prompt and its sampling settings.
         model: The server's name of the model.
         name: Id of the request at the server.
-        top_p: See `HFEngine`.
-        top_k: See `HFEngine`.
+        top_p: Draw from the smallest set of tokens with this probability.
+        top_k: Draw from this many most likely tokens; None: from all.
         stop_ids: Tokens that end a continuation.
     """
     drawing = (

@@ -79,12 +79,12 @@ class ServerEngine(TextEngineBase):
         link: The connections to the server; `close` closes them.
         route: Sends the weights; `close` closes it.
         temperature: Divides the logits, for sampling and for the log-probs.
-        top_p: See `HFEngine`.
-        top_k: See `HFEngine`.
+        top_p: Draw from the smallest set of tokens with this probability.
+        top_k: Draw from this many most likely tokens; None: from all.
         compute_dtype: Type of the server's weights; None: the module's type.
         longest_text: Tokens of the longest prompt and its continuation together; None: unknown.
         bucket_bytes: Size of a bucket of weights.
-        device: Where the trained module is; None: where its weights are.
+        device: Device of the trained module; None: the device of its weights.
         restart_s: Seconds of attempts to reach the server before a sync.
 
     Raises:

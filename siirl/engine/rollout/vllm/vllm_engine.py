@@ -96,7 +96,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
             length, as far as the memory allows.
         sleeps: Free vLLM's GPU memory while no rollout runs; not read on a CPU.
         bucket_bytes: Size of a bucket of weights.
-        device: Where vLLM computes; None: where the weights are.
+        device: Device on which vLLM computes; None: the device of the weights.
 
     Raises:
         ConfigError: vLLM is not installed.

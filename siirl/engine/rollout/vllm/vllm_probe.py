@@ -41,11 +41,11 @@ def trained_log_prob(
     """Mean log-prob of all tokens of `ids` but the first, by the trained module.
 
     Args:
-        model: See `next_token_logits`.
+        model: A `LanguageModel`; if FSDP2 has sharded it, it runs on all ranks.
         ids: The text.
         temperature: Divides the logits.
         compute_dtype: Type of the passes.
-        device: Where the module is.
+        device: Device of the module.
     """
     ids_1S = torch.tensor([ids], device=device)
     logits_SV = next_token_logits(model, ids_1S, compute_dtype=compute_dtype)
@@ -59,7 +59,7 @@ def loadable(model: LanguageModel, weights: Iterable[Rows], dtype: torch.dtype) 
 
     Args:
         model: The trained module.
-        weights: See `LanguageModel.exported_in_turn`.
+        weights: Weights in the order of `TrainEngine.weights_in_turn`.
         dtype: Type of vLLM's weights.
     """
     names = model.exported_names

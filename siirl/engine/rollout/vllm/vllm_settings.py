@@ -85,8 +85,8 @@ def engine_settings(
 
     Args:
         dtype: Type of weights and passes.
-        model_length: See `text_length`.
-        longest_text: See `text_length`.
+        model_length: The model's largest number of tokens (`LanguageModel.max_length`).
+        longest_text: Tokens of the longest prompt and its continuation together; None: unknown.
         max_running: Largest number of requests in one pass.
         kv_cache_gib: Memory for keys and values.
         num_gpus: GPUs of one engine.
