@@ -150,13 +150,13 @@ def _tasks() -> dict[str, tuple[LiberoTask, ...]]:
     assert specification is not None and specification.loader is not None, path
     table = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(table)
-    return {
-        suite: tuple(
-            LiberoTask(name, suite, number, _instruction(name))
-            for number, name in enumerate(table.libero_task_map[PREFIX + suite])
+    tasks = {}
+    for suite in STEP_LIMITS:
+        names = table.libero_task_map[PREFIX + suite]
+        tasks[suite] = tuple(
+            LiberoTask(name, suite, number, _instruction(name)) for number, name in enumerate(names)
         )
-        for suite in STEP_LIMITS
-    }
+    return tasks
 
 
 def _instruction(name: str) -> str:

@@ -96,12 +96,10 @@ class EnvPool:
         make_slot = functools.partial(
             Slot, spec=self.spec, max_replays=max_replays, tally=self._tally
         )
-        self._free = {
-            supervisor: deque(
-                make_slot(supervisor=supervisor, env=env) for env in range(envs_per_server)
-            )
-            for supervisor in self._supervisors
-        }
+        self._free: dict[ServerSupervisor, deque[Slot]] = {}
+        for supervisor in self._supervisors:
+            slots = [make_slot(supervisor=supervisor, env=env) for env in range(envs_per_server)]
+            self._free[supervisor] = deque(slots)
         self._num_slots = num_servers * envs_per_server
         self._permits = asyncio.Semaphore(self._num_slots)
 

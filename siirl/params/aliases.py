@@ -33,6 +33,15 @@ class Assignment:
     source: str
 
 
+OLD_KL_NAMES = {
+    "kl": "k1",
+    "kl+": "k1+",
+    "mse": "k2",
+    "mse+": "k2+",
+    "low_var_kl": "k3",
+    "low_var_kl+": "k3+",
+}
+"""Maps siiRL's names of KL estimators to ours; `+`: with the straight-through gradient."""
 ALIASES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     (WORKFLOW_TYPE, "DEFAULT"): (("pipeline", "grpo"),),
     (WORKFLOW_TYPE, "DAPO"): (("pipeline", "dapo"),),
@@ -48,10 +57,9 @@ ALIASES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("actor_rollout_ref.actor.loss", "cpgd"),
     ),
     **{
-        (key, old + gradient): ((key, new + gradient),)
+        (key, old): ((key, new),)
         for key in ("algorithm.kl_penalty", "actor_rollout_ref.actor.kl_loss_type")
-        for old, new in (("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3"))
-        for gradient in ("", "+")  # its own gradient, or straight-through
+        for old, new in OLD_KL_NAMES.items()
     },
     ("actor_rollout_ref.actor.loss", "geo_mean"): (("actor_rollout_ref.actor.loss", "gmpo"),),
     ("env", "mujoco"): (("env", "metaworld"),),

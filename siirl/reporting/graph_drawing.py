@@ -110,12 +110,10 @@ def draw_graph(nodes: Sequence[Node]) -> Markup:
     places = _places(nodes)
     width = max(x for x, _ in places.values()) + _BOX + 4
     height = max(y for _, y in places.values()) + _HIGH + 4
-    arrows = [
-        _arrow(places[before], places[node["id"]])
-        for node in nodes
-        for before in node["after"]
-        if before in places
-    ]
+    arrows = []
+    for node in nodes:
+        drawn = [before for before in node["after"] if before in places]
+        arrows += [_arrow(places[before], places[node["id"]]) for before in drawn]
     boxes = [_box(node, *places[node["id"]]) for node in nodes]
     return Markup(
         '<svg class="graph" viewBox="0 0 {} {}" role="img" aria-label="graph of the pipeline">'

@@ -169,9 +169,10 @@ def steps_of(folder: Path, *, kind: str | None = None) -> list[int]:
 
 def _files(folder: Path) -> list[tuple[str, int, Path]]:
     """Kind, step and path of every file of rollouts."""
-    files = [
-        (kind, file, _NAME.fullmatch(file.name))
-        for kind in KINDS
-        for file in (folder / kind).glob("*.jsonl")
-    ]
-    return [(kind, int(match[1]), file) for kind, file, match in files if match]
+    files = []
+    for kind in KINDS:
+        for file in (folder / kind).glob("*.jsonl"):
+            match = _NAME.fullmatch(file.name)
+            if match:
+                files.append((kind, int(match[1]), file))
+    return files
