@@ -54,7 +54,7 @@ def pin_hub_places(config: SiiRLArguments) -> None:
 
     Raises:
         ConfigError: `hf://` without a valid location after it.
-        MissingAssetError: See `siirl.params.hub_files.local_copy`.
+        MissingAssetError: See `siirl.files.hub_files.local_copy`.
     """
     pinned = {
         (key, value): _pinned(key, value, place) for key, value, place in names_of_hub(config)
