@@ -24,7 +24,7 @@ from siirl.algos.log_probs import TokenScores
 from siirl.algos.tensor_checks import require_finite
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.actor.actor_loss import COMPARED, LARGEST_GAP, MEAN_GAP, SELECTED, ActorLoss
-from siirl.engine.training.batch_cuts import mini_batch_rows, row_places, rows_by_id
+from siirl.engine.training.batch_cuts import mini_batch_rows, row_places, rows_by_id, take_rows
 from siirl.engine.training.batch_loss import LossSum, TrainStep
 from siirl.engine.training.collectives import fail_together
 from siirl.engine.training.train_engine import TrainEngine
@@ -132,7 +132,7 @@ class Actor:
                     gap=acted,
                     version=policy_version,
                 )
-                steps.append(self._step(columns[rows], loss, old_column))
+                steps.append(self._step(take_rows(columns, rows), loss, old_column))
         if self.observe is not None:
             self.observe(batch)
         metrics = _metrics(steps)
@@ -216,7 +216,7 @@ class Actor:
                 rows = self._with_selection(rows, old_column)
             if self.loss.advantage_only and len(rows):
                 weight = self.loss.weight(rows)
-                rows = rows[advantage_B > 0]
+                rows = take_rows(rows, (advantage_B > 0).nonzero()[:, 0])
         return self.engine.train_batch(
             rows, loss, self.loss.weight, weight=weight, sums_tokens=self.loss.sums_tokens
         )
@@ -229,6 +229,7 @@ class Actor:
         self._together(lambda: self.loss.check_columns(rows, old_column))
         log_probs_BT = self.compute_log_prob(rows).log_probs_BT
         places_B = row_places(batch=rows, ranks=self.engine.ranks)
+        rows = rows.clone(recurse=False)  # the mini-batch may be the caller's batch
         rows[SELECTED] = self.loss.select(
             rows,
             log_probs_BT=log_probs_BT,

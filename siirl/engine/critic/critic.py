@@ -21,7 +21,7 @@ from siirl.algos.value_loss import clipped_value_loss
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.critic.value_model import ValueModel
 from siirl.engine.critic.value_scorers import states_behind
-from siirl.engine.training.batch_cuts import mini_batch_rows, rows_by_id
+from siirl.engine.training.batch_cuts import mini_batch_rows, rows_by_id, take_rows
 from siirl.engine.training.batch_loss import LossSum, TrainStep
 from siirl.engine.training.collectives import fail_together
 from siirl.engine.training.train_engine import TrainEngine
@@ -149,7 +149,7 @@ class Critic:
             )
             steps += [
                 self.engine.train_batch(
-                    columns[rows], self._loss(clip_range), _decisions, sums_tokens=True
+                    take_rows(columns, rows), self._loss(clip_range), _decisions, sums_tokens=True
                 )
                 for rows in parts
             ]

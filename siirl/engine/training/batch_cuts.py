@@ -51,9 +51,9 @@ def mini_batch_rows(
     """
     owned = rows_by_id(batch, ranks) if owned is None else owned
     parts = max(1, -(-len(owned) // rows))
-    order_R = (
-        torch.arange(len(owned)) if parts == 1 else torch.randperm(len(owned), generator=generator)
-    )
+    if parts == 1:
+        return [torch.arange(len(batch))]
+    order_R = torch.randperm(len(owned), generator=generator)
     mini_batches = []
     for part in order_R.tensor_split(parts):
         chosen = [owned[i] for i in part.tolist()]
@@ -162,11 +162,13 @@ class MicroBatches:
                 yield take_part(batch, part).to(self.device), part.rows, place == number
             else:
                 yield take_rows(batch, part).to(self.device), part, place == number
-        dummy = batch[:1] if len(batch) else row_of_zeros(batch)
-        if self.cut is not None:
-            dummy = without_places(dummy)
         for place in range(len(parts) + 1, number + 1):
-            yield dummy.to(self.device), (), place == number
+            yield self._dummy(batch).to(self.device), (), place == number
+
+    def _dummy(self, batch: TensorDict) -> TensorDict:
+        """A micro-batch for a rank that has fewer of them than another."""
+        row = batch[:1] if len(batch) else row_of_zeros(batch)
+        return row if self.cut is None else without_places(row)
 
     def _parts(self, batch: TensorDict) -> Sequence[Sequence[int] | Part]:
         if self.cut is not None:
@@ -229,13 +231,20 @@ def row_lengths(batch: TensorDict) -> torch.Tensor:
     return mask.sum(1).long()
 
 
-def take_rows(batch: TensorDict, rows: Sequence[int]) -> TensorDict:
-    """Rows with these ascending indices.
+def take_rows(batch: TensorDict, rows: Sequence[int] | torch.Tensor) -> TensorDict:
+    """Rows with these ascending indices; all of them are the batch itself.
 
     Consecutive rows are a view, because images are large.
     """
-    if rows[-1] - rows[0] + 1 == len(rows):
-        return batch[rows[0] : rows[-1] + 1]
+    count = len(rows)
+    if count == len(batch):
+        return batch
+    if count == 0:
+        return batch[:0]
+    first = int(rows[0])
+    last = int(rows[-1])
+    if last - first + 1 == count:
+        return batch[first : last + 1]
     return batch[torch.as_tensor(rows)]
 
 

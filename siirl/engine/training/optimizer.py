@@ -29,8 +29,8 @@ def decayed_names(module: nn.Module) -> set[str]:
 def build_optimizer(module: nn.Module, settings: OptimizerArguments) -> torch.optim.AdamW:
     """AdamW over the weights of `module` that require gradients.
 
-    On a GPU one fused kernel updates all weights: PyTorch's alternative allocates a temporary of
-    their size.
+    One fused kernel updates all weights of a type. PyTorch's alternatives are a temporary of their
+    size on a GPU, and on a CPU a loop that took 8 % of a step of small networks (CartPole).
     """
     decayed = decayed_names(module)
     trained = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
@@ -48,7 +48,7 @@ def build_optimizer(module: nn.Module, settings: OptimizerArguments) -> torch.op
         [group for group in groups if group["params"]],
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
-        fused=all(weight.is_cuda for _, weight in trained) or None,
+        fused=True,
     )
 
 

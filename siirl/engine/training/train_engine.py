@@ -89,6 +89,7 @@ class TrainEngine(ScoringEngine[Scores]):
         self.work = work
         self.flops: float | None = None if work is None else 0.0
         self.optimizer: torch.optim.AdamW | None = None
+        self._trained: list[nn.Parameter] = []
         self.gradient_factor = 1.0
         self.steps = 0
         self.progress = 0.0
@@ -106,6 +107,7 @@ class TrainEngine(ScoringEngine[Scores]):
                 shard_ranks=self.sharding.shard_ranks,
             )
         super().initialize()
+        self._trained = [weight for _, weight in trained_parameters(self.module)]
         if self.optim is not None:
             self.optimizer = build_optimizer(self.module, self.optim)
             # raises for an impossible schedule before the first rollout
@@ -115,7 +117,7 @@ class TrainEngine(ScoringEngine[Scores]):
 
     def destroy(self) -> None:
         """Drop gradients and moments; the process group is left to its owner."""
-        self.module.zero_grad(set_to_none=True)
+        self._forget_gradient()
         self.optimizer = None
 
     # Training
@@ -163,7 +165,7 @@ class TrainEngine(ScoringEngine[Scores]):
 
         There is no gradient if the batch has no weight. Arguments are those of `train_batch`.
         """
-        self.module.zero_grad(set_to_none=True)
+        self._forget_gradient()
         if weight is None:
             weight = loss_weight_fn(batch) if len(batch) else torch.zeros(())
         denominator = float(self.ranks.sum(weight.double().cpu()))
@@ -248,9 +250,7 @@ class TrainEngine(ScoringEngine[Scores]):
         rate = self.learning_rate()
         if batch_loss.weight == 0:
             return TrainStep(batch=batch_loss, applied=False, grad_norm=0.0, learning_rate=rate)
-        gradients = [
-            weight.grad for _, weight in trained_parameters(self.module) if weight.grad is not None
-        ]
+        gradients = [weight.grad for weight in self._trained if weight.grad is not None]
         norm = float(full_tensor(get_total_norm(gradients)))
         finite = math.isfinite(norm)
         self._count_skip(finite)
@@ -261,8 +261,12 @@ class TrainEngine(ScoringEngine[Scores]):
             with self.moments.resident():
                 self.optimizer.step()
             self.steps += 1
-        self.module.zero_grad(set_to_none=True)
+        self._forget_gradient()
         return TrainStep(batch=batch_loss, applied=finite, grad_norm=norm, learning_rate=rate)
+
+    def _forget_gradient(self) -> None:
+        for weight in self._trained:
+            weight.grad = None
 
     def set_progress(self, progress: float) -> None:
         """Set the share of the run that is done, in [0, 1].
