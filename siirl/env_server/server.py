@@ -10,7 +10,8 @@ Left out: deadlines, replacement and replay. They belong to the client, which ou
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, Literal, NamedTuple
 
@@ -124,14 +125,34 @@ class EnvServer:
                     coroutine.close()
 
     async def _make(self) -> None:
-        self._hosted = [
-            _HostedEnvironment(make_env(self._env_name, **self._env_kwargs), clock=self._clock)
-            for _ in range(self._num_envs)
-        ]
+        with _exit_is_an_error():
+            self._hosted = [
+                _HostedEnvironment(make_env(self._env_name, **self._env_kwargs), clock=self._clock)
+                for _ in range(self._num_envs)
+            ]
 
 
 async def _close(environment: Environment) -> None:
-    await environment.close()
+    with _exit_is_an_error():
+        await environment.close()
+
+
+@contextmanager
+def _exit_is_an_error() -> Iterator[None]:
+    """Raise an environment's `sys.exit` as an ordinary error.
+
+    asyncio takes SystemExit out of the event loop, so `sys.exit(0)` would end a command silently.
+    Ray's handler of SIGTERM raises it too, with a mark; this one ends the process.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if "ray_terminate_msg" in vars(error):
+            raise
+        raise RuntimeError(
+            f"the environment called sys.exit({error.code!r}): raise an error that gives the "
+            "reason instead"
+        ) from error
 
 
 def _answer_of(task: "asyncio.Task[Any]") -> Any:
@@ -162,7 +183,7 @@ class _HostedEnvironment:
     async def carry_out(self, request: Request) -> Any:
         """Execute `request` after all earlier ones."""
         async with self._turn:
-            with self._clock:
+            with self._clock, _exit_is_an_error():
                 match request.method:
                     case "reset":
                         seed, options = request.arguments

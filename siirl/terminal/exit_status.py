@@ -54,6 +54,13 @@ def exit_status(
             raise
         subject = "" if what is None else f"{what} failed: "
         return end(FAILED, f"{subject}{error}", error if notes else None)
+    except SystemExit as error:  # of a user's code: sys.exit(0) would end the command silently
+        subject = "the command" if what is None else what
+        sentence = (
+            f"{subject} failed: code that it called ended with sys.exit({error.code!r}): raise an "
+            "error that gives the reason instead."
+        )
+        return end(FAILED, sentence, error if notes else None)
     except KeyboardInterrupt as interrupt:
         return end(interrupted(interrupt), "interrupted", interrupt if notes else None)
 

@@ -40,6 +40,12 @@ def raising(error: BaseException):
     [
         (ConfigError("lr=-1 is negative."), 2, "siirl: lr=-1 is negative."),
         (SiirlError("the disk is full"), 1, "siirl: the run failed: the disk is full"),
+        (
+            SystemExit(0),
+            1,
+            "siirl: the run failed: code that it called ended with sys.exit(0): raise an error "
+            "that gives the reason instead.",
+        ),
         (KeyboardInterrupt(), 130, "siirl: interrupted"),
         (Interrupted(signal.SIGTERM), 143, "siirl: interrupted"),
     ],
