@@ -258,3 +258,24 @@ def test_a_users_loss_of_the_documents_form_has_the_gradient_of_our_own_however_
             loss_agg_mode=aggregation,
         )
         assert largest_difference(expected.gradients[0], engine.gradients[0]) < 1e-5
+
+
+def test_a_users_loss_that_writes_into_its_arguments_changes_no_later_epoch(registries):
+    @register_policy_loss("writing")
+    def compute_writing_loss(
+        old_log_prob,
+        log_prob,
+        advantages,
+        response_mask,
+        loss_agg_mode="token-mean",
+        config=None,
+        rollout_is_weights=None,
+    ):
+        loss = -advantages.mul_(2) * torch.exp((log_prob - old_log_prob) * response_mask)
+        zero = torch.zeros(())
+        return agg_loss(loss, response_mask, loss_agg_mode), zero, zero, zero
+
+    batch = trajectories(5)
+    before = batch["advantages"].clone()
+    updated(batch, loss="writing", ppo_epochs=2)
+    assert torch.equal(batch["advantages"], before)

@@ -132,7 +132,10 @@ class Actor:
                     gap=acted,
                     version=policy_version,
                 )
-                steps.append(self._step(take_rows(columns, rows), loss, old_column))
+                mini_batch = take_rows(columns, rows)
+                if not self.loss.is_built_in:  # a user's function may change its arguments in place
+                    mini_batch = mini_batch.clone()
+                steps.append(self._step(mini_batch, loss, old_column))
         if self.observe is not None:
             self.observe(batch)
         metrics = _metrics(steps)

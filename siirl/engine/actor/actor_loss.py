@@ -9,7 +9,7 @@ KL`; all terms are aggregated in the same way, with denominators over the whole 
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ LARGEST_GAP = "rollout/log_prob_gap"
 MEAN_GAP = "rollout/log_prob_gap_mean"
 COMPARED = "compared tokens"
 BOUNDS = ("clip_ratio_low", "clip_ratio_high")
+ALGOS = "siirl.algos."
 
 # Aggregations that add tokens up.
 SUMS = frozenset({"token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"})
@@ -104,6 +105,14 @@ class ActorLoss:
     def selects(self) -> bool:
         """Whether tokens are selected over the whole mini-batch before its first micro-batch."""
         return self.traits.selection is not None
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether loss and KL estimator are siirl's own, which change no argument in place."""
+        functions: list[Callable[..., Any]] = [POLICY_LOSSES[self.name]]
+        if self.config.use_kl_loss:
+            functions.append(KL_ESTIMATORS[self.config.kl_loss_type.removesuffix("+")])
+        return all(function.__module__.startswith(ALGOS) for function in functions)
 
     @property
     def advantage_only(self) -> bool:
@@ -329,7 +338,7 @@ def _bounds(config: ActorArguments) -> dict[str, float | None]:
 
 def is_built_in(loss: str) -> bool:
     """Whether a registered policy loss is siirl's own."""
-    return POLICY_LOSSES[loss].__module__.startswith("siirl.algos.")
+    return POLICY_LOSSES[loss].__module__.startswith(ALGOS)
 
 
 def _refuse_unread(
