@@ -20,8 +20,10 @@ from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.files.paths import config_dir, usable_path, why_no_file
 from siirl.files.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.files.yaml_text import check_expansion
-from siirl.params.aliases import Assignment
+from siirl.params.aliases import BOUNDS, CLIP_RATIO, Assignment
 from siirl.params.config_groups import OPTIONAL_GROUPS, PRIMARY, options
+from siirl.params.model_args import ActorArguments
+from siirl.params.user_settings import value_at
 
 OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
 LONGEST_DERIVED_NAME = 60  # characters, of at most four bytes each: a folder has 255
@@ -170,8 +172,13 @@ def name_of_graph(own_graph: str) -> str:
     return re.sub(r"[^\w-]", "_", name)[:LONGEST_DERIVED_NAME]
 
 
-def choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
-    """Let groups `chosen` on the command line override the file's keys."""
+def choose_again(
+    tree: DictConfig, chosen: Iterable[Assignment], *, over: Sequence[Assignment]
+) -> None:
+    """Let groups `chosen` on the command line override the file's keys, which are `over`.
+
+    A file's `clip_ratio` alone still sets both bounds, as it does if the command line gives it.
+    """
     for assignment in chosen:
         if assignment.value is not None:
             try:
@@ -181,3 +188,42 @@ def choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
                     f"{assignment.key}={assignment.value} cannot be set over the file's keys: "
                     f"{error}"
                 ) from error
+    alone = _clip_ratio_alone(over)
+    written = OmegaConf.to_container(tree, resolve=False)
+    if alone is not None and alone == value_at(written, CLIP_RATIO):  # no group has its own
+        _clear_the_groups_bound(tree)
+
+
+def assign(tree: DictConfig, leaves: Sequence[Assignment]) -> None:
+    """Set the values of these keys."""
+    if any(leaf.key == CLIP_RATIO for leaf in leaves):
+        _clear_the_groups_bound(tree)
+    for leaf in leaves:
+        try:
+            OmegaConf.update(tree, leaf.key, leaf.value, merge=False, force_add=True)
+        except (OmegaConfBaseException, TypeError) as error:
+            raise ConfigError(
+                f"{leaf.key}={leaf.value} ({leaf.source}) cannot be set: {error}"
+            ) from error
+
+
+def _clip_ratio_alone(leaves: Sequence[Assignment]) -> Any:
+    """The value of `clip_ratio` among these keys; None if they also set a bound.
+
+    A run's config.yaml has every key. A default in it, beside bounds that are null, is no choice.
+    """
+    values = {leaf.key: leaf.value for leaf in leaves if leaf.key in (CLIP_RATIO, *BOUNDS)}
+    value = values.pop(CLIP_RATIO, None)
+    is_written_out = bool(values) and value == ActorArguments.clip_ratio
+    sets_a_bound = any(bound is not None for bound in values.values())
+    return None if is_written_out or sets_a_bound else value
+
+
+def _clear_the_groups_bound(tree: DictConfig) -> None:
+    """Let `clip_ratio` set both bounds: it replaces a pipeline's single bound, but not a pair.
+    Bounds given along with it are assigned afterwards.
+    """
+    low, high = (OmegaConf.select(tree, place) for place in BOUNDS)
+    if low is None or high is None:
+        for place in BOUNDS:
+            OmegaConf.update(tree, place, None)

@@ -25,8 +25,6 @@ from siirl.files.yaml_files import describe_yaml_error
 from siirl.params import compose
 from siirl.params.agents import configs_of_entries
 from siirl.params.aliases import (
-    BOUNDS,
-    CLIP_RATIO,
     EMBODIED,
     TEXT,
     WORKFLOW_TYPES,
@@ -35,7 +33,14 @@ from siirl.params.aliases import (
     translate,
 )
 from siirl.params.build import as_text, build
-from siirl.params.compose import choices_of, choose_again, chooses_group, name_of_graph, named_graph
+from siirl.params.compose import (
+    assign,
+    choices_of,
+    choose_again,
+    chooses_group,
+    name_of_graph,
+    named_graph,
+)
 from siirl.params.config_groups import options
 from siirl.params.home_paths import quote_homes
 from siirl.params.key_names import TRAIN_FILES
@@ -172,10 +177,11 @@ def _parse(
     typed = [leaf for leaf in keys if leaf.source == typed_at]
     written, said = environment_arguments_once([leaf for leaf in keys if leaf.source != typed_at])
     notices += said
-    _assign(tree, written)
+    assign(tree, written)
     if from_file:
-        choose_again(tree, [choice for choice in chosen if choice.source == typed_at])
-    _assign(tree, typed)
+        again = [choice for choice in chosen if choice.source == typed_at]
+        choose_again(tree, again, over=written)
+    assign(tree, typed)
     config = _to_arguments(tree, user_groups, {leaf.key: leaf.source for leaf in keys})
     named = frozenset(leaf.key for leaf in typed)
     return ParsedConfig(config, user_groups, tuple(notices), named, given)
@@ -333,28 +339,6 @@ def _unknown(leaf: Assignment, known: Mapping[str, Key]) -> SiirlError:
             f"{below[0]}; set one of them."
         )
     return unknown_key(leaf.key, known, source=leaf.source, groups=tuple(options()))
-
-
-def _assign(tree: DictConfig, leaves: Sequence[Assignment]) -> None:
-    if any(leaf.key == CLIP_RATIO for leaf in leaves):
-        _clear_the_groups_bound(tree)
-    for leaf in leaves:
-        try:
-            OmegaConf.update(tree, leaf.key, leaf.value, merge=False, force_add=True)
-        except (OmegaConfBaseException, TypeError) as error:
-            raise ConfigError(
-                f"{leaf.key}={leaf.value} ({leaf.source}) cannot be set: {error}"
-            ) from error
-
-
-def _clear_the_groups_bound(tree: DictConfig) -> None:
-    """Let `clip_ratio` set both bounds: it replaces a pipeline's single bound, but not a pair.
-    Bounds given along with it are assigned afterwards.
-    """
-    low, high = (OmegaConf.select(tree, place) for place in BOUNDS)
-    if low is None or high is None:
-        for place in BOUNDS:
-            OmegaConf.update(tree, place, None)
 
 
 def _to_arguments(
