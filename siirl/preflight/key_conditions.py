@@ -4,7 +4,7 @@ A condition is a function of the configuration. A Reader adds the text of the er
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from siirl.params import sizes
 from siirl.params.algorithm_args import FILTERS
@@ -136,6 +136,35 @@ KL_LOSS = Reader(
     has_value(f"{ACTOR}.use_kl_loss", True),
     f"with {ACTOR}.use_kl_loss=true, but that is false: set it, or leave this key out.",
 )
+
+
+KL_IN_REWARD_WEIGHS = Reader(
+    negated(has_value("algorithm.kl_ctrl.kl_coef", 0)),
+    "only if the KL in the reward has a weight, but algorithm.kl_ctrl.kl_coef=0: raise it, or "
+    "leave this key out.",
+)
+
+
+KL_LOSS_WEIGHS = Reader(
+    negated(has_value(f"{ACTOR}.kl_loss_coef", 0)),
+    f"only if the KL in the loss has a weight, but {ACTOR}.kl_loss_coef=0: raise it, or leave this "
+    "key out.",
+)
+
+
+USED_REFERENCE = (
+    Reader(
+        any_of(KL_IN_REWARD.applies, KL_LOSS.applies),
+        f"only if a KL term is used: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, or "
+        "leave it out.",
+    ),
+    replace(
+        KL_IN_REWARD_WEIGHS,
+        applies=any_of(needs_reference, negated(KL_IN_REWARD.applies), KL_IN_REWARD_WEIGHS.applies),
+    ),
+    replace(KL_LOSS_WEIGHS, applies=needs_reference),
+)
+"""A KL to the reference policy is computed: a term is on, and its weight is not 0."""
 
 
 FILES = Reader(

@@ -21,6 +21,7 @@ from siirl.preflight.key_conditions import (
     FILES,
     FUNCTIONS,
     KL_IN_REWARD,
+    KL_IN_REWARD_WEIGHS,
     WITHOUT_GROUPS,
     Reader,
     Row,
@@ -78,6 +79,8 @@ ROWS: tuple[Row, ...] = (
     ),
     ("algorithm", ("kl_penalty",), KL_IN_REWARD),
     (KL, ("type", "kl_coef", "target_kl", "horizon"), KL_IN_REWARD),
+    ("algorithm", ("kl_penalty",), KL_IN_REWARD_WEIGHS),
+    (KL, ("type", "target_kl", "horizon"), KL_IN_REWARD_WEIGHS),
     (
         KL,
         ("target_kl", "horizon"),

@@ -11,11 +11,12 @@ from siirl.params.server_args import ServerArguments
 from siirl.preflight.key_conditions import (
     CRITIC,
     KL_LOSS,
+    KL_LOSS_WEIGHS,
+    USED_REFERENCE,
     Reader,
     Row,
     any_of,
     has_value,
-    needs_reference,
     negated,
     warmup_rows,
 )
@@ -36,6 +37,16 @@ SERVERS = Reader(
     f"by rollout=server, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: use rollout=server, or leave "
     "it out.",
 )
+
+
+def without(budget: str) -> Reader:
+    """Read if this budget of the actor, which replaces a number of rows, is not set."""
+    return Reader(
+        has_value(f"{ACTOR}.{budget}", None),
+        f"only if {ACTOR}.{budget} is null, but it is {{{ACTOR}.{budget}}}: set only that key, or "
+        "make it null.",
+    )
+
 
 MODEL_ROWS: tuple[Row, ...] = (
     (
@@ -67,32 +78,10 @@ MODEL_ROWS: tuple[Row, ...] = (
             f"with {ACTOR}.importance.level: set it, or leave this key out.",
         ),
     ),
-    (
-        ACTOR,
-        ("micro_batch_size",),
-        Reader(
-            has_value(f"{ACTOR}.micro_batch_tokens", None),
-            f"only if {ACTOR}.micro_batch_tokens is null, but it is "
-            f"{{{ACTOR}.micro_batch_tokens}}: set only that key, or make it null.",
-        ),
-    ),
-    (
-        ACTOR,
-        ("micro_batch_size",),
-        Reader(
-            has_value(f"{ACTOR}.micro_batch_chunks", None),
-            f"only if {ACTOR}.micro_batch_chunks is null, but it is "
-            f"{{{ACTOR}.micro_batch_chunks}}: set only that key, or make it null.",
-        ),
-    ),
-    (
-        "critic",
-        ("micro_batch_size",),
-        Reader(
-            has_value(f"{ACTOR}.micro_batch_chunks", None),
-            f"only if {ACTOR}.micro_batch_chunks is null, but it is "
-            f"{{{ACTOR}.micro_batch_chunks}}: set only that key, or make it null.",
-        ),
+    *(
+        (group, ("micro_batch_size",), without(budget))
+        for group in (ACTOR, "critic")  # the critic has the actor's budget
+        for budget in ("micro_batch_tokens", "micro_batch_chunks")
     ),
     (
         ACTOR,
@@ -116,6 +105,7 @@ MODEL_ROWS: tuple[Row, ...] = (
         ),
     ),
     (ACTOR, ("kl_loss_coef", "kl_loss_type"), KL_LOSS),
+    (ACTOR, ("kl_loss_type",), KL_LOSS_WEIGHS),
     *warmup_rows(f"{ACTOR}.optim"),
     (
         ROLLOUT,
@@ -136,13 +126,18 @@ MODEL_ROWS: tuple[Row, ...] = (
             f"with {ROLLOUT}.server.weights=folder: use that, or leave it out.",
         ),
     ),
+    *(("actor_rollout_ref.ref", ("path", "offload"), reader) for reader in USED_REFERENCE),
     (
         "actor_rollout_ref.ref",
-        ("path",),
+        ("offload",),
         Reader(
-            needs_reference,
-            f"only if a KL term is used: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, "
-            "or leave it out.",
+            any_of(
+                has_value(f"{LORA}.rank", 0),
+                negated(has_value("actor_rollout_ref.ref.path", None)),
+            ),
+            f"by a reference policy with weights of its own, but with {LORA}.rank={{{LORA}.rank}} "
+            "and no actor_rollout_ref.ref.path it is the policy without its adapters: leave it "
+            "out.",
         ),
     ),
     (
@@ -187,15 +182,6 @@ MODEL_ROWS: tuple[Row, ...] = (
                 or config.trainer.force_process_group
             ),
             "by sharded training, and this job trains on one rank: leave it out.",
-        ),
-    ),
-    (
-        "actor_rollout_ref.ref",
-        ("offload",),
-        Reader(
-            needs_reference,
-            f"only if a KL term is used: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, "
-            "or leave it out.",
         ),
     ),
 )
