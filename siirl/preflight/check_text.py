@@ -16,7 +16,7 @@ from siirl.engine.reward_manager.text_parts import FunctionPart
 from siirl.engine.rollout.text_workflow import check_own_workflow
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.files.paths import find
-from siirl.files.weight_files import may_be_hub_id, parameters_in
+from siirl.files.weight_files import is_only_path, parameters_in
 from siirl.models.chat import ChatTokenizer
 from siirl.models.hub import find_on_hub
 from siirl.models.language_model import LanguageModel
@@ -158,7 +158,7 @@ def check_reward_parts(
             part.name == "model"
             and model is not None
             and not find(model).is_dir()
-            and may_be_hub_id(model)
+            and not is_only_path(model)  # refused by siirl.preflight.needed_files
         ):
             find_on_hub(model, place="reward_model.path")
 

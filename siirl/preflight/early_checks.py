@@ -30,7 +30,7 @@ from siirl.preflight.machine import (
     process_problems,
     require_linux,
 )
-from siirl.preflight.needed_files import file_problems
+from siirl.preflight.needed_files import file_problems, reward_model_problems
 from siirl.preflight.ungraded_rows import ask_ungraded_rows
 from siirl.preflight.unread import unread_in_domain, unread_problems
 
@@ -61,6 +61,7 @@ def check_early(config: SiiRLArguments, *, named: Collection[str] = ()) -> EnvSp
         check_domain=lambda spec: [
             *role_problems(config, {0: spec}),
             *unread(text=is_text(spec)),
+            *reward_model_problems(config),
         ],
     )
 
@@ -75,6 +76,7 @@ def _check_agents(config: SiiRLArguments, *, named: Collection[str]) -> EnvSpec:
         *agent_problems(config),
         *by_group(config, config_problems),
         *by_group(config, file_problems),
+        *by_group(config, reward_model_problems),
     ]
     groups = group_configs(config)
     if any(not own.env.name or _lacks_id(own.env) for own in groups.values()):
@@ -103,7 +105,14 @@ def _check_agents(config: SiiRLArguments, *, named: Collection[str]) -> EnvSpec:
 
 def check_before_evaluation(config: SiiRLArguments) -> EnvSpec:
     """`check_early` for an evaluation: keys that only training reads may be set."""
-    return _check(config, [], check_domain=_one_policy)
+    return _check(
+        config,
+        [],
+        check_domain=lambda spec: [
+            *_one_policy(spec),
+            *(reward_model_problems(config) if spec.leaves_ungraded else []),
+        ],
+    )
 
 
 def _one_policy(spec: EnvSpec) -> list[SiirlError]:

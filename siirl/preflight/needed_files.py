@@ -2,7 +2,7 @@
 import torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from siirl.dag_worker.manifest import has_checkpoint
@@ -12,22 +12,36 @@ from siirl.files.weight_files import (
     CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
     check_safetensors,
+    is_only_path,
     may_be_hub_id,
     weight_files,
 )
 from siirl.params import sizes
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
+from siirl.preflight.key_conditions import asks_a_model
 
 SHIPPED_ENCODERS = {"tiny": "assets/vjepa_tiny"}
 BUILT_IN_ENCODERS = ("random", "pixels")  # baselines without weights
+CLASSIFIER_FOLDER = "a folder with config.json, weights and a tokenizer"
 OWN_START = "null for the policy's initial weights"  # actor_rollout_ref.ref.path
 
 
 def file_problems(config: SiiRLArguments) -> list[SiirlError]:
-    """Errors for missing, truncated or damaged files."""
+    """Errors for missing, truncated or damaged files, except those of a reward model."""
+    return _found_by(_file_problems, config)
+
+
+def reward_model_problems(config: SiiRLArguments) -> list[SiirlError]:
+    """Errors for the files of a reward model, which training and some evaluations need."""
+    return _found_by(_reward_model_problems, config)
+
+
+def _found_by(
+    look: Callable[[SiiRLArguments], list[SiirlError]], config: SiiRLArguments
+) -> list[SiirlError]:
     try:
-        return _file_problems(config)
+        return look(config)
     except OSError as error:  # a name that is too long, an unreadable folder
         return [
             ConfigError(
@@ -54,6 +68,16 @@ def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
     return problems
 
 
+def _reward_model_problems(config: SiiRLArguments) -> list[SiirlError]:
+    path = config.reward_model.path
+    if path is None or not asks_a_model(config):
+        return []
+    if not find(path).is_dir() and not is_only_path(path):
+        return []  # siirl.models.hub resolves it
+    remedy = f"give {CLASSIFIER_FOLDER}, or a hub id (organisation/model)"
+    return list(_model_folder(path, place="reward_model.path", remedy=remedy, also="*.bin"))
+
+
 def _policy_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
     remedy = (
         f"give a folder with config.json and model.safetensors, {otherwise}, or make one: "
@@ -69,7 +93,10 @@ def _language_model_folder(path: str | None, *, place: str, otherwise: str) -> I
     return _model_folder(path, place=place, remedy=remedy)
 
 
-def _model_folder(path: str | None, *, place: str, remedy: str) -> Iterator[SiirlError]:
+def _model_folder(
+    path: str | None, *, place: str, remedy: str, also: str | None = None
+) -> Iterator[SiirlError]:
+    """Errors of a folder with a model; `also` matches files of weights of another format."""
     if path is None:
         return
     folder = find(path)
@@ -81,8 +108,9 @@ def _model_folder(path: str | None, *, place: str, remedy: str) -> Iterator[Siir
     except CheckpointError as error:
         yield CheckpointError(f"{place}: {error}")
         return
-    if not (folder / CONFIG_FILE).is_file() or not weights:
-        missing = CONFIG_FILE if weights else "*.safetensors"
+    has_weights = bool(weights) or (also is not None and any(folder.glob(also)))
+    if not (folder / CONFIG_FILE).is_file() or not has_weights:
+        missing = CONFIG_FILE if has_weights else "*.safetensors"
         yield MissingAssetError(f"{place}={path}: there is no {missing} in {folder}; {remedy}.")
     yield from _whole(weights, place=place)
 

@@ -106,6 +106,20 @@ def test_further_missing_models_are_refused_by_their_own_key(
     )
 
 
+@pytest.mark.parametrize("asked", ["reward.name=model", "reward.functions=[{name:model}]"])
+def test_a_missing_folder_of_a_reward_model_is_refused(plan, asked: str) -> None:
+    status, said = plan(asked, "reward_model.path=/no/where")
+    assert status == REFUSED
+    assert said.startswith("siirl: reward_model.path=/no/where: there is no folder /no/where; ")
+    assert len(said.splitlines()) == 1
+
+
+def test_a_hub_id_of_one_word_is_asked_for_before_a_run(plan) -> None:
+    status, said = plan("reward.name=model", "reward_model.path=judge")
+    assert status == REFUSED
+    assert said.startswith("siirl: reward_model.path=judge: there is no folder judge here, and the")
+
+
 def test_a_mistyped_folder_is_reported_at_once_where_the_hub_cannot_be_reached(
     tmp_path: Path,
 ) -> None:
