@@ -43,12 +43,10 @@ from siirl.engine.actor.chunk_windows import rows_of_decisions
 from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.execution.dag.buffers import buffer_of
-from siirl.execution.dag.columns import PROMPT_COLUMNS
+from siirl.execution.dag.columns import PROMPT_COLUMNS, PROMPT_ROW
 from siirl.models.training_flops import flops_of_rows
 from siirl.reporting.metrics import Value, Weighted
 
-PROMPT_ROW = "prompt_row"
-"""Column with the file row of a prompt."""
 EPISODE_COLUMNS = (
     *("uid", "responses", "response_mask", "rollout_log_probs", "policy_version"),
     *("finish_step", "complete", "truncated", "env_return"),

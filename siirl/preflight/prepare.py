@@ -57,6 +57,7 @@ from siirl.preflight.make_plan import make_plan, together
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.needed_files import find_resume
 from siirl.preflight.plan import Machine, Plan, ResumePoint
+from siirl.preflight.prompt_columns import prompt_column_problems
 from siirl.reporting.config_difference import is_damaged, read_config
 from siirl.reporting.metric_writers import check_loggers
 from siirl.reporting.run_folder import CONFIG_FILE
@@ -324,7 +325,8 @@ def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None
 
     Raises:
         ConfigError: No earlier node provides a column: GAE lacks a critic's values, a KL loss the
-            reference's log-probs, or importance weights the old log-probs.
+            reference's log-probs, importance weights the old log-probs, or the first node a column
+            that the prompts do not have.
     """
     for node in graph.get_nodes():
         own = config_of_group(config, node.agent_group)
@@ -333,6 +335,7 @@ def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None
         elif node.node_role is NodeRole.ACTOR and not node.only_forward_compute:
             node.require(_columns_of_loss(own.actor_rollout_ref.actor))
     graph.check_columns()
+    refuse(list(prompt_column_problems(config, graph)))
 
 
 def _columns_of_estimator(algorithm: AlgorithmArguments) -> list[str]:

@@ -175,6 +175,17 @@ def test_column_that_comes_too_late_is_refused_with_its_source():
         graph.check()
 
 
+def test_the_node_that_is_proposed_as_a_dependency_trains_the_same_agent():
+    graph = chain(node("rollout"))
+    for agent in (0, 1):
+        graph.add_node(
+            node(f"advantage_{agent}", ["rollout"], agent_group=agent, provides=["advantages"])
+        )
+    graph.add_node(node("train", ["rollout"], agent_group=1, requires=["advantages"]))
+    with pytest.raises(ConfigError, match="Add 'advantage_1' to the dependencies of 'train'"):
+        graph.check()
+
+
 def test_column_from_a_parallel_branch_is_refused():
     graph = TaskGraph("g")
     graph.add_node(node("rollout"))
@@ -190,6 +201,21 @@ def test_columns_of_distant_ancestors_count():
 
 def test_the_loader_is_assumed_to_give_what_entry_nodes_require():
     chain(node("rollout", requires=["seed"]), node("reward", requires=["seed"])).check()
+
+
+def test_a_column_of_a_later_node_is_not_assumed_to_come_from_the_loader():
+    graph = chain(node("rollout"), node("advantage", provides=["advantages"]))
+    graph.add_node(node("train", requires=["advantages"]))
+    with pytest.raises(ConfigError, match="Add 'advantage' to the dependencies of 'train'"):
+        graph.check()
+
+
+def test_a_column_of_the_loader_may_be_provided_again():
+    required = ["seed", "prompt_row", "note"]
+    chain(
+        node("select", requires=required, provides=["note"]),
+        node("rewrite", provides=["seed", "prompt_row"]),
+    ).check()
 
 
 def test_loader_that_does_not_give_a_column_is_refused():

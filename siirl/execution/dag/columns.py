@@ -17,6 +17,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
 """Columns of the prompts; they exist before any node has run."""
+PROMPT_ROW = "prompt_row"
+"""Column with the file row of a prompt; prompts from files have it too."""
 
 _ATTRIBUTE = "__batch_columns__"
 _PROVIDERS: dict[str, list[str]] = {}

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.execution.dag.columns import PROMPT_COLUMNS, column_set, providers_of
+from siirl.execution.dag.columns import PROMPT_COLUMNS, PROMPT_ROW, column_set, providers_of
 from siirl.execution.dag.node import Node, NodeRole, NodeStatus, NodeType
 from siirl.execution.dag.writers import joined_writers
 
@@ -235,7 +235,7 @@ class TaskGraph:
 
         Args:
             loader_columns: Columns of the first batch; None: assume that the loader provides those
-                that entry nodes require.
+                that entry nodes require, unless another node provides them.
 
         Raises:
             ConfigError: Names the node, the value and the remedy.
@@ -345,14 +345,16 @@ class TaskGraph:
             walk.append(waits_for)
 
     def _entry_columns(self) -> frozenset[str]:
-        """Columns of the prompts, plus further columns that nodes with prompts require."""
-        return frozenset(PROMPT_COLUMNS).union(
-            *(
-                node.required_columns
-                for name, node in self.nodes.items()
-                if not self.get_sources(name)
-            )
-        )
+        """Columns of the prompts, plus further columns that nodes with prompts require and that no
+        other node provides.
+        """
+        found = {*PROMPT_COLUMNS, PROMPT_ROW}
+        for name, node in self.nodes.items():
+            if not self.get_sources(name):
+                others = [other for other in self.nodes.values() if other is not node]
+                provided = (other.provided_columns or () for other in others)
+                found |= node.required_columns.difference(*provided)
+        return frozenset(found)
 
     def _provided_before(self, node_id: str) -> frozenset[str]:
         return frozenset().union(
@@ -363,9 +365,12 @@ class TaskGraph:
         return any(self.nodes[name].provided_columns is None for name in self.get_writers(node_id))
 
     def _refuse_column(self, node_id: str, column: str) -> None:
+        own = self.nodes[node_id].agent_group
         elsewhere = [
             name
-            for name, node in self.nodes.items()
+            for name, node in sorted(
+                self.nodes.items(), key=lambda item: item[1].agent_group != own
+            )
             if column in (node.provided_columns or ()) and name != node_id
         ]
         if elsewhere:
