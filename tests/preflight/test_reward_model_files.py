@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from siirl.errors import MissingAssetError
 from siirl.params.parser import parse_config
+from siirl.preflight.early_checks import check_before_evaluation, check_early
 from siirl.preflight.needed_files import reward_model_problems
 
 ALONE = "reward.name=model"
@@ -66,3 +68,17 @@ def test_a_hub_id_is_left_to_the_hub(name: str) -> None:
 
 def test_a_path_that_no_part_of_the_reward_asks_for_is_not_looked_at() -> None:
     assert problems("/no/where") == []
+
+
+def test_an_evaluation_looks_at_the_reward_model_only_if_it_grades_episodes() -> None:
+    words = ["env=math", "pipeline=grpo", ALONE, "reward_model.path=/no/where"]
+    check_before_evaluation(parse_config(words))
+    with pytest.raises(MissingAssetError, match=r"reward_model.path=/no/where: there is no folder"):
+        check_before_evaluation(parse_config([*words, "env.kwargs.ungraded=true"]))
+
+
+def test_each_agents_reward_model_is_looked_at() -> None:
+    agents = "agents={0:{},1:{reward_model.path:/no/where,reward.name:model}}"
+    words = ["env=math", "pipeline=grpo", "cluster.mode=local", agents]
+    with pytest.raises(MissingAssetError, match=r"reward_model.path=/no/where: there is no folder"):
+        check_early(parse_config(words))
