@@ -14,15 +14,15 @@ Left out: siiRL's documented form, `reset(dp_rank, ddp_world_size, seed, options
 from __future__ import annotations
 
 import abc
-import math
 import reprlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from envs.spec_fields import MEMORY_FIELDS, SPEC_FIELDS, check_fields
 
 if TYPE_CHECKING:  # a machine that only trains does not need gymnasium
     import gymnasium
@@ -65,8 +65,16 @@ class SimulatorMemory:
     bounded: bool = False
     """Whether `env.kwargs.kept_simulators` bounds the simulators that an environment keeps."""
 
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise ValueError for the first invalid field; unpickling skips this check."""
+        check_fields(self, MEMORY_FIELDS)
+
 
 UNMEASURED = SimulatorMemory(server=200e6)  # an interpreter with Gymnasium
+_MEMORY = (lambda value: isinstance(value, SimulatorMemory), "a SimulatorMemory")
 
 
 @dataclass(frozen=True)
@@ -141,16 +149,12 @@ class EnvSpec:
 
     def check(self) -> None:
         """Raise ValueError for the first invalid field; unpickling a spec skips this check."""
-        for name, (is_sound, expected) in _FIELDS.items():
-            value = getattr(self, name)
-            if not is_sound(value):
-                raise ValueError(
-                    f"{type(self).__name__}.{name} must be {expected}, got {reprlib.repr(value)}."
-                )
+        check_fields(self, {**SPEC_FIELDS, "memory": _MEMORY})
+        self.memory.check()
         if self.agent_names and len(self.agent_names) != self.num_agents:
             raise ValueError(
-                f"{type(self).__name__}.agent_names {self.agent_names} must name all of the "
-                f"{self.num_agents} agents (num_agents)."
+                f"{type(self).__name__}.agent_names {reprlib.repr(self.agent_names)} must name all "
+                f"of the {self.num_agents} agents (num_agents)."
             )
 
 
@@ -179,75 +183,6 @@ def checked_turns(action: Any, *, acting: Sequence[int], spec: EnvSpec) -> list[
         if entry is not None and agent not in acting:
             raise ValueError(f"Agent {name!r} waits, so its action must be None.")
     return list(action)
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _are_tasks(value: object) -> bool:
-    return isinstance(value, tuple | list) and len(value) > 0 and all(map(_is_name, value))
-
-
-def _are_agents(value: object) -> bool:
-    return (
-        isinstance(value, tuple | list)
-        and all(map(_is_name, value))
-        and len(set(value)) == len(value) != 1
-    )
-
-
-def _is_count(value: object) -> bool:
-    return (
-        isinstance(value, int | np.integer)
-        and not isinstance(value, bool)
-        and 1 <= int(value) <= sys.maxsize
-    )
-
-
-def _is_duration(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-
-
-def _is_space(value: object) -> bool:
-    import gymnasium
-
-    return isinstance(value, gymnasium.Space)
-
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool | np.bool_)
-
-
-_SPACE = (_is_space, "a gymnasium.Space")
-_COUNT = (_is_count, "a whole number of at least 1")
-_FLAG = (_is_flag, "True or False")
-_TEXT = (lambda value: isinstance(value, str), "text")
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (_is_name, "a name"),
-    "tasks": (_are_tasks, "a tuple of at least one task's name"),
-    "observation_space": _SPACE,
-    "action_space": _SPACE,
-    "max_episode_steps": _COUNT,
-    "reports_success": _FLAG,
-    "renders": _FLAG,
-    "replayable": _FLAG,
-    "instruction_changes": _FLAG,
-    "num_agents": _COUNT,
-    "agent_names": (_are_agents, "a tuple of distinct names, or empty"),
-    "check_row": (lambda value: value is None or callable(value), "a function, or None"),
-    "leaves_ungraded": _FLAG,
-    "slowest_step_s": (_is_duration, "a number of seconds, at least 0"),
-    "needs_opengl": _FLAG,
-    "notice": _TEXT,
-    "memory": (lambda value: isinstance(value, SimulatorMemory), "a SimulatorMemory"),
-    "expert": _TEXT,
-    "expert_seed": (
-        lambda value: value is None or _is_count(value),
-        "a seed of at least 1, or None",
-    ),
-}
-"""Field of a spec to its check and the expectation that an error message states."""
 
 
 @dataclass(frozen=True)

@@ -283,8 +283,9 @@ def _environments(env: EnvArguments, env_spec: EnvSpec, *, servers: int) -> floa
     memory = env_spec.memory
     simulators = _simulators(env, env_spec) * env.envs_per_server
     scenes = min(len(env_spec.tasks), simulators)
-    of_a_server = memory.server + scenes * memory.scene + simulators * memory.simulator
-    return servers * of_a_server
+    # a user's float16 overflows at 65504
+    server, scene, simulator = map(float, (memory.server, memory.scene, memory.simulator))
+    return servers * (server + scenes * scene + simulators * simulator)
 
 
 def _simulators(env: EnvArguments, env_spec: EnvSpec) -> int:

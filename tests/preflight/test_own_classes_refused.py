@@ -192,15 +192,19 @@ def test_an_environment_that_cannot_be_made_is_refused(
         ),
         (
             f"{CHANGED}, tasks=(1, 2))",
-            "EnvSpec.tasks must be a tuple of at least one task's name, got (1, 2).",
+            "EnvSpec.tasks must be a tuple of at least one task's name, each once, got (1, 2).",
         ),
         (
             f"{CHANGED}, tasks=None)",
-            "EnvSpec.tasks must be a tuple of at least one task's name, got None.",
+            "EnvSpec.tasks must be a tuple of at least one task's name, each once, got None.",
         ),
         (
             f"{CHANGED}, tasks=())",
-            "EnvSpec.tasks must be a tuple of at least one task's name, got ().",
+            "EnvSpec.tasks must be a tuple of at least one task's name, each once, got ().",
+        ),
+        (
+            f"{CHANGED}, tasks=('left', 'left'))",
+            "at least one task's name, each once, got ('left', 'left').",
         ),
         (
             f"{CHANGED}, max_episode_steps=-1)",
@@ -218,6 +222,10 @@ def test_an_environment_that_cannot_be_made_is_refused(
         (
             "self.spec = still.spec; vars(self.spec)['tasks'] = None",
             "EnvSpec.tasks must be a tuple of at least one",
+        ),
+        (
+            "self.spec = still.spec; vars(self.spec.memory)['server'] = -1e12",
+            "SimulatorMemory.server must be a number of bytes from 0 to 1e+15, got -10000",
         ),
         (f"{FLOOD}b'garbage\\n')", "returned something other than a result: b'garbage"),
         (f"{FLOOD}b'7\\n')", "returned something other than a result"),
