@@ -1,10 +1,12 @@
 """Formats known names for error messages. Left out: the sentence around them."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 LISTED = 12
 """Largest number of names in one message."""
+TASKS = 10  # of a long list of tasks
+LONGEST = 100  # characters of a task's name
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
@@ -20,6 +22,16 @@ def listed(name: object, known: Iterable[str]) -> str:
         return ", ".join(names) or "(none)"
     alike = sorted(names, key=lambda other: -_likeness(str(name), other))
     return f"{', '.join(alike[:LISTED])} and {len(names) - LISTED} others"
+
+
+def listed_tasks(tasks: Sequence[str]) -> str:
+    """Names of tasks; of a long list, such as the 90 tasks of a LIBERO suite, the first ones and
+    the total. A long name is cut.
+    """
+    names = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in tasks[:TASKS]]
+    left_out = len(tasks) - TASKS
+    first = ", ".join(names)
+    return first if left_out <= 0 else f"{first} and {left_out} more, {len(tasks)} tasks in all"
 
 
 def _likeness(name: str, other: str) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
+from envs.names import listed_tasks
 from siirl.data_coordinator.lerobot.robot_data_set import ACTION, STATE, RobotDataSet
 from siirl.data_coordinator.lerobot.task_names import tasks_of
 from siirl.errors import ConfigError, SiirlError
@@ -132,7 +133,7 @@ def _episodes(
     if unknown := sorted(task for task in limits if task is not None and task not in spec.tasks):
         raise ConfigError(
             f"--demonstrations {unknown[0]}={limits[unknown[0]]}: unknown task {unknown[0]!r}; the "
-            f"tasks (env.tasks) are {', '.join(spec.tasks)}."
+            f"tasks (env.tasks) are {listed_tasks(spec.tasks)}."
         )
     numbers: dict[str, list[int]] = {}
     for episode in data.episodes:

@@ -17,6 +17,7 @@ import torch
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec
 from envs.mistakes import user_code
+from envs.names import listed_tasks
 from envs.registry import make_env
 from envs.seeds import FIRST_DEMONSTRATION_SEED
 from siirl.engine.training.tensor_files import let_others_read
@@ -251,7 +252,7 @@ def demonstrations_of_each(
     if unknown := sorted(task for task in said if task is not None and task not in tasks):
         raise ConfigError(
             f"--demonstrations {unknown[0]}={said[unknown[0]]}: unknown task {unknown[0]!r}; the "
-            f"tasks (env.tasks) are {', '.join(tasks)}."
+            f"tasks (env.tasks) are {listed_tasks(tasks)}."
         )
     return {task: said.get(task, said.get(None, default)) for task in tasks}
 

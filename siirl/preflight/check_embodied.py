@@ -9,6 +9,7 @@ from torch import nn
 from envs.archives import DAMAGE
 from envs.base import EnvSpec
 from envs.mistakes import describe_error
+from envs.names import listed_tasks
 from siirl.dag_worker.embodied_components import make_encoder
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
@@ -170,5 +171,5 @@ def check_demonstrations(reward: RewardArguments, spec: EnvSpec) -> None:
     if not tasks.keys() & set(spec.tasks):
         raise ConfigError(
             f"{place} has clips of {', '.join(sorted(tasks)) or 'nothing'}, but this job has the "
-            f"tasks {', '.join(spec.tasks)}: use demonstrations of these, or leave it out."
+            f"tasks {listed_tasks(spec.tasks)}: use demonstrations of these, or leave it out."
         )

@@ -7,6 +7,7 @@ chat messages is text; all others are robots.
 from collections.abc import Iterator
 
 from envs.base import IMAGES, INSTRUCTION, EnvSpec
+from envs.names import listed_tasks
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.build import as_text
@@ -98,7 +99,7 @@ def _deadline_of(env: EnvArguments, spec: EnvSpec) -> Iterator[SiirlError]:
 def _tasks_of(env: EnvArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     if len(spec.tasks) > 1 and INSTRUCTION not in observation_parts(spec):
         yield ConfigError(
-            f"env.name={env.name} has {len(spec.tasks)} tasks ({', '.join(spec.tasks)}) but no "
+            f"env.name={env.name} has {len(spec.tasks)} tasks ({listed_tasks(spec.tasks)}) but no "
             f"{INSTRUCTION!r} in its observations, so the policy cannot distinguish them: choose "
             "one task with env.tasks."
         )
@@ -124,10 +125,15 @@ def _task_shares(data: DataArguments, env: EnvArguments, spec: EnvSpec) -> Itera
             "data.task_weights is for the tasks of an environment, but data.train_files has "
             "prompts: leave one of them out."
         )
+    elif weights and len(tasks) == 1:
+        yield ConfigError(
+            f"data.task_weights={as_text(list(weights))} divides prompts between tasks, but "
+            f"env={env.name} has one task: leave it out."
+        )
     elif weights and (len(weights) != len(tasks) or min(weights) < 0 or max(weights) == 0):
         yield ConfigError(
             f"data.task_weights={as_text(list(weights))} must have a whole number for each of "
-            f"the {len(tasks)} tasks ({', '.join(tasks)}), none below 0 and not all 0."
+            f"the {len(tasks)} tasks ({listed_tasks(tasks)}), none below 0 and not all 0."
         )
 
 

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from envs.base import EnvSpec
+from envs.names import listed_tasks
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.drawing import drawn
 from siirl.execution.dag.task_loader import trained_models, update_nodes
@@ -31,7 +32,6 @@ from siirl.preflight.plan import (
     Plan,
     ResumePoint,
     UpdatePlan,
-    listed,
 )
 from siirl.preflight.rank_memory import rank_memory
 
@@ -267,11 +267,11 @@ def _start(model: ModelArguments, trainer: TrainingArguments, spec: EnvSpec) -> 
     others = [task for task in spec.tasks if task not in known]
     if not known or not others:
         return None
-    trained_on = f"{path} was trained on {listed(known)}"
+    trained_on = f"{path} was trained on {listed_tasks(known)}"
     unseen = (
         "on none of this run's tasks"
         if len(others) == len(spec.tasks)
-        else f"not on {listed(others)}"
+        else f"not on {listed_tasks(others)}"
     )
     return (
         f"WARNING: {trained_on}, {unseen}: expect almost no success there, or train weights "

@@ -4,14 +4,11 @@ Left out: computing them (`siirl.preflight.make_plan`), and the plan as text
 (`siirl.preflight.plan_text`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import total
 from siirl.preflight.rank_memory import RankMemory
-
-LISTED_TASKS = 10
 
 
 @dataclass(frozen=True)
@@ -169,12 +166,3 @@ class Plan:
         varies.
         """
         return self.update.nodes * self.update.mini_batches * self.update.epochs
-
-
-def listed(tasks: Sequence[str]) -> str:
-    """Names of tasks; for a long list, such as the 90 tasks of a LIBERO suite, the first ones and
-    the total.
-    """
-    left_out = len(tasks) - LISTED_TASKS
-    first = ", ".join(tasks[:LISTED_TASKS])
-    return first if left_out <= 0 else f"{first} and {left_out} more, {len(tasks)} tasks in all"

@@ -4,10 +4,11 @@ import math
 import textwrap
 from collections.abc import Sequence
 
+from envs.names import listed_tasks
 from siirl.preflight.gpu_fit import table_lines
 from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import counted, shortage, size_text
-from siirl.preflight.plan import Plan, listed
+from siirl.preflight.plan import Plan
 from siirl.terminal.printable import printable
 from siirl.terminal.terminal_lines import USUAL_COLUMNS
 
@@ -105,7 +106,7 @@ def _hanging(name: str, value: str, *, column: int, columns: int) -> str:
 def _render_tasks(plan: Plan) -> str:
     if plan.length.file_epochs is not None:
         return "questions of data.train_files"
-    return listed(plan.tasks) + (
+    return listed_tasks(plan.tasks) + (
         "; more prompts for tasks of medium success" if plan.task_sampling == "learnable" else ""
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.base import EnvSpec
+from envs.names import listed_tasks
 from siirl.algos.advantages import ADVANTAGES
 from siirl.algos.policy_losses import LOSS_TRAITS
 from siirl.dag_worker.critic_components import needs_critic
@@ -361,6 +362,6 @@ def _without_videos(env: EnvArguments, trainer: TrainingArguments, spec: EnvSpec
     )
     keys = "trainer.record_episodes, trainer.record_val_episodes"
     return [
-        f"{', '.join(spec.tasks)} cannot be rendered here, so no videos are recorded "
+        f"{listed_tasks(spec.tasks)} cannot be rendered here, so no videos are recorded "
         f"({keys}).{remedy}"
     ]

@@ -229,6 +229,19 @@ def test_prompts_follow_success_only_if_tasks_differ_in_it(
     )
 
 
+@pytest.mark.parametrize("weights", ["[3]", "[0]", "[1,1]"])
+def test_weights_that_have_no_other_task_to_weigh_against_are_refused(weights: str) -> None:
+    (found,) = environment(spec(tasks=("only",)), f"data.task_weights={weights}")
+    assert f"data.task_weights={weights} divides prompts between tasks, but env=" in found
+    assert found.endswith(" has one task: leave it out.")
+
+
+def test_a_sentence_about_many_tasks_names_the_first_ones() -> None:
+    many = spec(instruction=False, tasks=tuple(map(str, range(200_000))))
+    for found in environment(many, "data.task_weights=[1]"):
+        assert "(0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 199990 more, 200000 tasks in all)" in found
+
+
 def test_one_task_needs_no_instruction() -> None:
     assert environment(spec(instruction=False, tasks=("only",))) == []
 

@@ -336,3 +336,11 @@ def test_an_environments_spec_is_read_once(module, tmp_path: Path) -> None:
     first, second = (env_spec(f"{name}:Env") for _ in range(2))
     assert first == second and first.action_space is not second.action_space
     assert (tmp_path / "asked").read_text() == "x"
+
+
+def test_a_plan_shows_the_first_letters_of_a_long_task(module, capsys) -> None:
+    name = module(HOSTILE_ENV + f"        {CHANGED}, tasks=('x' * 100_000,))\n")
+    assert main([*CUSTOM, f"env.name={name}:Env", "reward=return"]) == 0
+    captured = capsys.readouterr()
+    assert "cannot be rendered here" in captured.err.replace("\n", " ")
+    assert len(captured.out) + len(captured.err) < 10_000

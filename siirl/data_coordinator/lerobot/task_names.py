@@ -7,6 +7,7 @@ with the same words: `pick up the milk` is LIBERO's `pick_up_the_milk`.
 import re
 from collections.abc import Mapping, Sequence
 
+from envs.names import listed_tasks
 from siirl.data_coordinator.lerobot.robot_data_set import RobotDataSet
 
 LISTED = 8  # instructions in a message
@@ -28,9 +29,9 @@ def tasks_of(data: RobotDataSet, *, tasks: Sequence[str]) -> Mapping[str, str]:
     matched = {instruction: task for instruction, task in found.items() if task is not None}
     if not matched:
         raise ValueError(
-            f"{data.folder} has no episode of the tasks {', '.join(tasks)}. Its instructions are "
-            f"{'; '.join(list(instructions)[:LISTED]) or 'none'}. Set env.tasks to tasks with the "
-            "same words."
+            f"{data.folder} has no episode of the tasks {listed_tasks(tasks)}. Its instructions "
+            f"are {'; '.join(list(instructions)[:LISTED]) or 'none'}. Set env.tasks to tasks with "
+            "the same words."
         )
     return matched
 
