@@ -204,11 +204,16 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
             "set env.kwargs.num_agents=1."
         )
     return {
-        **{name: getattr(spec, name) for name in PLAIN_FIELDS},
+        **{name: _plain(getattr(spec, name)) for name in PLAIN_FIELDS},
         "tasks": list(spec.tasks),
         "observation_space": space_to_json(spec.observation_space),
         "action_space": space_to_json(spec.action_space),
     }
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as Python's, which JSON holds."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def spec_from_json(value: Any) -> EnvSpec:

@@ -1,8 +1,12 @@
-"""JSON forms of infos on an OpenEnv connection."""
+"""JSON forms of infos and specs on an OpenEnv connection."""
+
+import json
 
 import numpy as np
+from gymnasium import spaces
 
-from envs.openenv.wire import info_to_json
+from envs.base import EnvSpec
+from envs.openenv.wire import info_to_json, spec_from_json, spec_to_json
 
 
 def test_an_array_without_numbers_stays_at_the_server() -> None:
@@ -12,3 +16,16 @@ def test_an_array_without_numbers_stays_at_the_server() -> None:
         "names": np.array(["ab"]),
     }
     assert info_to_json(info) == {"place": {"dtype": "float32", "shape": [1], "base64": "AACAPw=="}}
+
+
+def test_a_spec_with_numbers_of_numpy_is_sent_as_json() -> None:
+    spec = EnvSpec(
+        "walk",
+        ("walk",),
+        spaces.Discrete(10),
+        spaces.Discrete(2),
+        max_episode_steps=np.int64(30),
+        replayable=np.bool_(False),
+    )
+    received = spec_from_json(json.loads(json.dumps(spec_to_json(spec))))
+    assert (received.max_episode_steps, received.replayable) == (30, False)
