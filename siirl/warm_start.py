@@ -108,8 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--noise",
         type=number,
-        help="deviation of the noise on the expert's actions (0.3; 0.15 for env=libero); shows how "
-        "to recover",
+        help="deviation of the noise on the expert's actions, in units of half their range (0.3; "
+        "0.15 for env=libero; integers have none); shows how to recover",
     )
     parser.add_argument(
         "--target-noise",

@@ -12,8 +12,9 @@ import torch
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
 from siirl.errors import ConfigError
 from siirl.files.paths import find
+from siirl.imitation.scripted_experts import check_noise
 from siirl.imitation.warm_start_flags import DEMONSTRATIONS, DIFFERENT_DEFAULTS
-from siirl.imitation.warm_starts import check_target_noise, demonstrations_of_each
+from siirl.imitation.warm_starts import demonstrations_of_each
 from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
@@ -122,9 +123,10 @@ def test_noise_of_the_targets_makes_a_policy_that_acts_around_the_demonstrated_a
 
 
 def test_integers_are_cloned_without_noise():
-    check_target_noise(0.0, discrete=True)
+    check_noise("--target-noise", 0.0, discrete=True)
+    check_noise("--noise", None, discrete=True)
     with pytest.raises(ConfigError, match=r"--target-noise 0\.1: the actions are integers"):
-        check_target_noise(0.1, discrete=True)
+        check_noise("--target-noise", 0.1, discrete=True)
 
 
 def test_a_flow_is_cloned_by_flow_matching(tmp_path, capsys):

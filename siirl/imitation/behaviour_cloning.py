@@ -7,7 +7,7 @@ purpose: the shipped weights succeed in 20 to 50 % of held-out episodes, leaving
 # N observation, B row of an update, K action of a chunk, A action dimension, T = K*A token
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch import nn
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
 from siirl.algos.distributions import ActionDistribution
+from siirl.imitation.scripted_experts import ScriptedExpert, half_range
 from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.policy import Policy
 
-Expert = Callable[[Environment], NDArray[np.float32]]
 # smallest deviation of a proprioceptive value, a millimetre or milliradian: noise of constant
 # values is not amplified
 LEAST_DEVIATION = 1e-3
@@ -36,12 +36,13 @@ class Demonstration:
     pixel_values: NDArray[np.uint8]  # [steps, cameras, height, width, 3]
     proprioception: NDArray[np.float32]  # [steps, P]
     instructions: tuple[str, ...]  # one for each step
-    actions: NDArray[np.float32]  # [steps, A], the expert's action before noise
+    # the expert's before noise: [steps, A]; of a discrete action space int64 [steps]
+    actions: NDArray[Any]
 
 
 def collect_demonstration(
     environment: Environment,
-    expert: Expert,
+    expert: ScriptedExpert,
     *,
     task: str,
     seed: int,
@@ -60,14 +61,12 @@ def collect_demonstration(
         actions = []
         terminated = truncated = False
         while not (terminated or truncated):
-            wanted = np.clip(expert(environment), -1.0, 1.0).astype(np.float32)
+            wanted = expert.action(environment)
             images.append(observation[IMAGES])
             proprioception.append(observation[PROPRIOCEPTION])
             instructions.append(observation[INSTRUCTION])
             actions.append(wanted)
-            disturbed = np.clip(
-                wanted + noise * generator.standard_normal(wanted.shape), -1.0, 1.0
-            ).astype(np.float32)
+            disturbed = expert.disturbed(wanted, noise=noise, generator=generator)
             observation, _, terminated, truncated, info = await environment.step(disturbed)
         if not info["success"]:
             return None
@@ -134,7 +133,7 @@ class CloningData:
         """
         actions = self.actions[rows]
         if noise > 0:
-            half_range_A = (np.asarray(self.code.high) - np.asarray(self.code.low)) / 2
+            half_range_A = half_range(np.asarray(self.code.low), np.asarray(self.code.high))
             actions = actions + noise * torch.from_numpy(half_range_A).float() * torch.randn(
                 actions.shape, generator=generator
             )

@@ -6,8 +6,7 @@ Implements `siirl warm-start` after argument parsing. Left out: the training its
 
 import argparse
 import asyncio
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 import torch
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec
-from envs.mistakes import user_code
 from envs.names import listed_tasks
 from envs.registry import make_env
 from envs.seeds import FIRST_DEMONSTRATION_SEED
@@ -25,12 +23,12 @@ from siirl.errors import ConfigError
 from siirl.imitation.behaviour_cloning import (
     CloningData,
     Demonstration,
-    Expert,
     clone,
     collect_demonstration,
     fit_scale,
 )
 from siirl.imitation.lerobot_demonstrations import read_demonstrations
+from siirl.imitation.scripted_experts import ScriptedExpert, check_noise, make_experts
 from siirl.imitation.sft import warm_start_on_answers
 from siirl.imitation.sft_examples import SFT_SOURCES, sft_source
 from siirl.imitation.warm_start_flags import (
@@ -48,7 +46,6 @@ from siirl.params.domains import observation_parts
 from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.policies import LANGUAGE_MODEL
-from siirl.params.references import load_reference
 from siirl.params.training_args import TrainingArguments
 from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.machine import check_machine
@@ -107,7 +104,7 @@ def check_robot(config: SiiRLArguments) -> None:
 def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
     """Collect or read demonstrations, clone, save."""
     torch.set_num_threads(1)
-    asked_to_fit = flags.fit_proprioception
+    asked_to_fit, asked_noise = flags.fit_proprioception, flags.noise
     fill(flags, ROBOT_DEFAULTS | DIFFERENT_DEFAULTS.get(config.env.name, {}))
     with WorkProgress() as progress, ExitStack() as stack:
         source = (
@@ -127,7 +124,10 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
                 f"--fit-proprioception: {type(policy).__name__} has no proprioception_layer to "
                 "fit; leave it out."
             )
-        check_target_noise(flags.target_noise, discrete=policy.action_tokenizer.discrete)
+        discrete = policy.action_tokenizer.discrete
+        check_noise("--noise", asked_noise, discrete=discrete)
+        flags.noise = 0.0 if discrete else flags.noise
+        check_noise("--target-noise", flags.target_noise, discrete=discrete)
         demonstrations = source.demonstrations(progress)
         data = CloningData.from_demonstrations(demonstrations, policy)
         if policy.proprioception_layer is not None and flags.fit_proprioception:
@@ -146,15 +146,6 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
         f"Saved {flags.output}: {_describe_fit(final)}. "
         f"Measure it: siirl evaluate checkpoint={flags.output}"
     )
-
-
-def check_target_noise(given: float, *, discrete: bool) -> None:
-    """Raise ConfigError for `--target-noise` on integer actions."""
-    if discrete and given > 0:
-        raise ConfigError(
-            f"--target-noise {given}: the actions are integers, to which no noise can be added; "
-            "leave it out."
-        )
 
 
 class _Experts:
@@ -181,7 +172,7 @@ class _Experts:
                 "--lerobot DATASET."
             )
         place = "--expert" if flags.expert else f"expert of {env.name}"
-        self.experts = make_experts(reference, self.spec.tasks, place=place)
+        self.experts = make_experts(reference, self.spec.tasks, spec=self.spec, place=place)
 
     def demonstrations(self, progress: WorkProgress) -> list[Demonstration]:
         """Successful episodes of every task."""
@@ -216,30 +207,6 @@ class _RecordedDemonstrations:
         return found
 
 
-def _no_expert(source: str, task: str, raised: str) -> ConfigError:
-    return ConfigError(f"{source}: making the expert of {task!r} raised {raised}.")
-
-
-def make_experts(reference: str, tasks: Sequence[str], *, place: str) -> dict[str, Expert]:
-    """An expert per task, from `module:function`; `place` names its origin in messages.
-
-    Raises:
-        ConfigError: The function does not exist, or does not make an expert from a task's name.
-    """
-    make_expert: Callable[[str], Any] = load_reference(reference, place=place)
-    source = f"{place}={reference}"
-    experts: dict[str, Expert] = {}
-    for task in tasks:
-        with user_code(functools.partial(_no_expert, source, task)):
-            experts[task] = make_expert(task)
-        if not callable(experts[task]):
-            made = type(experts[task]).__name__
-            raise ConfigError(
-                f"{source} made a {made} for {task!r}: it must be called with the environment."
-            )
-    return experts
-
-
 def demonstrations_of_each(
     flags: Sequence[tuple[str | None, int]], tasks: Sequence[str], *, default: int = 2
 ) -> dict[str, int]:
@@ -261,7 +228,7 @@ def _collect(
     flags: argparse.Namespace,
     trainer: TrainingArguments,
     environment: Environment,
-    experts: Mapping[str, Expert],
+    experts: Mapping[str, ScriptedExpert],
     progress: WorkProgress,
     *,
     first_seed: int,
@@ -284,9 +251,10 @@ def _collect(
                 found.append(demonstration)
                 progress.advance(bar)
         if len(found) < wanted[task]:
+            remedy = f"lower --noise={flags.noise}" if flags.noise else "without noise, correct it"
             raise ConfigError(
                 f"The expert of {task!r} succeeded in {len(found)} of {len(attempts)} episodes: "
-                f"lower --noise={flags.noise}."
+                f"{remedy}."
             )
         demonstrations += found
     return demonstrations

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Dict
 
 from envs.base import PROPRIOCEPTION, EnvSpec
 from siirl.imitation.behaviour_cloning import CloningData, Demonstration, clone
-from siirl.models.action_tokenizer import ActionTokenizer
+from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
 
@@ -36,6 +37,19 @@ def test_each_row_has_the_instruction_of_its_step_and_the_last_action_is_repeate
     rows = CloningData.from_demonstrations([shown], ReadingPolicy())
     assert rows.instruction_ids.tolist() == [[4], [5]]
     assert rows.actions.tolist() == [[[0.0], [1.0]], [[1.0], [1.0]]]
+
+
+def test_noise_of_the_targets_is_finite_without_bounds():
+    data = CloningData(
+        pixel_values=torch.zeros(1, 0),
+        proprioception=torch.zeros(1, 3),
+        instruction_ids=torch.zeros(1, 1),
+        actions=torch.zeros(1, 500, 2),
+        code=ContinuousActions(low=(-np.inf, -3.0), high=(np.inf, 3.0)),
+    )
+    generator = torch.Generator().manual_seed(0)
+    noise = data.targets(torch.tensor([0]), noise=0.1, generator=generator).view(500, 2)
+    assert noise.std(0).tolist() == pytest.approx([0.1, 0.1], rel=0.15)
 
 
 @pytest.mark.parametrize("updates", [1, 9, 10, 11])
