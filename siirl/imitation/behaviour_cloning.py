@@ -16,8 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EpisodeFailed
+from envs.mistakes import user_code
 from siirl.algos.distributions import ActionDistribution
+from siirl.errors import RunFailed
 from siirl.imitation.scripted_experts import ScriptedExpert, half_range
 from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.policy import Policy
@@ -53,8 +55,14 @@ def collect_demonstration(
     failed.
     """
 
+    def fault(raised: str) -> RunFailed:
+        return RunFailed(
+            f"the environment raised in a demonstration of {task!r} with seed {seed}: {raised}."
+        )
+
     async def episode() -> Demonstration | None:
-        observation, info = await environment.reset(seed=seed, options={"task": task})
+        with user_code(fault, passed=EpisodeFailed):
+            observation, info = await environment.reset(seed=seed, options={"task": task})
         images = []
         proprioception = []
         instructions = []
@@ -67,8 +75,9 @@ def collect_demonstration(
             instructions.append(observation[INSTRUCTION])
             actions.append(wanted)
             disturbed = expert.disturbed(wanted, noise=noise, generator=generator)
-            observation, _, terminated, truncated, info = await environment.step(disturbed)
-        if not info["success"]:
+            with user_code(fault, passed=EpisodeFailed):
+                observation, _, terminated, truncated, info = await environment.step(disturbed)
+        if not info.get("success", False):
             return None
         return Demonstration(
             task,
@@ -79,7 +88,10 @@ def collect_demonstration(
             np.stack(actions),
         )
 
-    return asyncio.run(episode())
+    try:
+        return asyncio.run(episode())
+    except EpisodeFailed:
+        return None
 
 
 @dataclass(frozen=True)

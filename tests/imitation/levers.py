@@ -1,13 +1,22 @@
 """Environments with different action spaces, and their scripted expert."""
 
 import string
+import sys
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec, StepResult
+from envs.base import (
+    IMAGES,
+    INSTRUCTION,
+    PROPRIOCEPTION,
+    Environment,
+    EnvSpec,
+    EpisodeFailed,
+    StepResult,
+)
 
 OBSERVATIONS = gymnasium.spaces.Dict(
     {
@@ -98,3 +107,25 @@ def leaver(task: str) -> Any:
 def speaker(task: str) -> Any:
     """Acts with a text."""
     return lambda environment: "pull"
+
+
+class Leaving(Wide):
+    """Ends the process in its first step."""
+
+    async def step(self, action: Any) -> StepResult:
+        """Exit."""
+        sys.exit(0)
+
+
+class Unscored(Wide):
+    """Its first episode cannot be scored."""
+
+    episodes: ClassVar[int] = 0
+
+    async def step(self, action: Any) -> StepResult:
+        """Fail in the first episode."""
+        if self.steps == 0:
+            Unscored.episodes += 1
+        if Unscored.episodes == 1:
+            raise EpisodeFailed("the camera is gone")
+        return await super().step(action)

@@ -10,10 +10,10 @@ from gymnasium import spaces
 
 from siirl.errors import ConfigError
 from siirl.imitation.scripted_experts import IntegerExpert, VectorExpert, half_range, make_experts
-from siirl.terminal.exit_status import REFUSED
+from siirl.terminal.exit_status import FAILED, REFUSED
 from siirl.warm_start import main
 from tests.imitation import levers
-from tests.imitation.levers import Buttons, Narrow, Stuck, Wide
+from tests.imitation.levers import Buttons, Leaving, Narrow, Stuck, Unscored, Wide
 
 EXPERT = "tests.imitation.levers:expert"
 JOB = ("--demonstrations=2", "--updates=2", "--batch-rows=4", "env=custom")
@@ -139,3 +139,18 @@ def test_a_space_without_a_coding_is_refused(space: spaces.Space) -> None:
     spec = dataclasses.replace(levers.Wide().spec, action_space=space)
     with pytest.raises(ConfigError, match="is neither Discrete nor a one-dimensional Box"):
         make_experts(EXPERT, spec.tasks, spec=spec, place="--expert")
+
+
+def test_an_environment_that_calls_sys_exit_fails_the_warm_start_with_a_sentence(
+    tmp_path, capsys
+) -> None:
+    assert warm_start(tmp_path, Leaving) == FAILED
+    message = capsys.readouterr().err
+    assert "the environment raised in a demonstration of 'pull' with seed 900000" in message
+    assert "SystemExit: 0" in message and "Traceback" not in message
+
+
+def test_an_episode_that_cannot_be_scored_is_no_demonstration(tmp_path) -> None:
+    Unscored.episodes = 0
+    assert warm_start(tmp_path, Unscored) == 0
+    assert Unscored.episodes == 3
