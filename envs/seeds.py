@@ -1,6 +1,7 @@
 """Ranges of episode seeds: held-out episodes from 0 on, then demonstrations, then training.
 
-The ranges are disjoint, so that no policy is evaluated on an episode that it has seen.
+No held-out episode is demonstrated or trained on. LIBERO's demonstrations have seeds of the range
+of training, because there the seed says whether a start state is one of the held-out ones.
 """
 
 FIRST_DEMONSTRATION_SEED = 900_000

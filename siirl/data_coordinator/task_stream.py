@@ -2,7 +2,7 @@
 
 Prompt i belongs to pass i // number of tasks; each pass has its own order of all tasks. Rank r of R
 takes every R-th prompt without communication. The state is one position, from which any number of
-ranks can resume. Training seeds start at 1,000,000 and evaluation seeds end below it.
+ranks can resume. The seeds are those of training (`envs.seeds`).
 
 Left out: text prompts from files (`siirl.data_coordinator.prompts`), and running the episodes
 (siirl.engine.rollout).

@@ -288,7 +288,8 @@ def _encoders(names: Sequence[str], *, vision: str, recompute: bool) -> list[Vis
 def unused(name: str) -> bool:
     """Whether no pass reads a checkpoint's weight.
 
-    These are an encoder's last block and the layers after it, and an old Llama's frequencies.
+    These are an encoder's last block and the layers after it, and the rotary frequencies that older
+    Llama checkpoints hold.
     """
     return name.startswith(VISION) or name.endswith(FREQUENCIES)
 

@@ -1,7 +1,7 @@
 """Deprecated config names and their replacements; each use prints one notice.
 
-Two keys are aliases of a group: `algorithm.workflow_type` of `pipeline=`,
-`actor_rollout_ref.model.model_type` of `env=`.
+`algorithm.workflow_type` is an alias of `pipeline=`. `actor_rollout_ref.model.model_type` has no
+effect: it follows from the policy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,7 +84,7 @@ SUITE, TASKS = "env.suite", "env.tasks"
 """Setting a suite without tasks selects all its tasks, not the tasks configured for another suite.
 """
 
-EXPLANATIONS = {MODEL_TYPE: "nothing: env= determines the kind of job"}
+EXPLANATIONS = {MODEL_TYPE: "nothing: the policy determines the kind of job"}
 
 
 def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list[str]]:

@@ -166,7 +166,10 @@ class TrainingArguments:
         "outputs", "Folder of all runs.", why="nothing is written elsewhere", path=True
     )
     seed: int = option(
-        0, "Fixes weights, tasks, actions and start states.", minimum=0, maximum=2**32 - 1
+        0,
+        "Random seed of new weights, tasks, sampled actions and start states.",
+        minimum=0,
+        maximum=2**32 - 1,
     )
     deterministic: bool = option(
         False,

@@ -103,7 +103,7 @@ class PolicyMemory:
     ranks: int
     """Number of training ranks."""
     episodes: int
-    """Episodes of a rollout rank at the same time."""
+    """Concurrent episodes of a rollout rank."""
     in_group: bool
     """Whether training uses FSDP2 instead of a single process under autocast."""
     needs_reference: bool

@@ -81,7 +81,7 @@ class Node:
     node_type: NodeType
     node_role: NodeRole = NodeRole.DEFAULT
     only_forward_compute: bool = False
-    """A forward pass of a model that is trained elsewhere in the graph."""
+    """A forward pass, which changes no weights."""
     moves_rows: bool = False
     """Whether its function may give rows to other ranks."""
     agent_group: int = 0

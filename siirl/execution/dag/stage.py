@@ -32,7 +32,7 @@ class Stage:
     node_type: NodeType = NodeType.COMPUTE
     node_role: NodeRole = NodeRole.DEFAULT
     only_forward_compute: bool = False
-    """A forward pass of a model that is trained elsewhere in the graph."""
+    """A forward pass, which changes no weights."""
     moves_rows: bool = False
     """Whether rows may move to other ranks; they then cannot be joined with rows that stayed."""
 

@@ -68,7 +68,7 @@ class RunningEpisode:
         return {EPISODE_RETURN: self.env_return, EPISODE_LENGTH: self.steps}
 
     def state(self) -> dict[str, Any]:
-        """As plain data and arrays."""
+        """The running episode as plain data and arrays."""
         return {
             "begun_by": self.begun_by,
             "actions": np.concatenate(self.actions) if self.actions else None,
