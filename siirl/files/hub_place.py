@@ -75,4 +75,11 @@ def hub_place(text: str, *, place: str, kind: str = MODEL) -> HubPlace | None:
 
 def is_hub_id(text: str) -> bool:
     """Whether a text has the form `owner/name`; a relative path may have it too."""
-    return _ID.fullmatch(text) is not None and not text.startswith("assets/")
+    return _ID.fullmatch(text) is not None and not is_only_path(text)
+
+
+def is_only_path(text: str) -> bool:
+    """Whether a text can only be a path and not a Hub id, `name` or `owner/name`."""
+    return (
+        text.startswith((".", "/", "~", "assets/")) or text.count("/") > 1 or text.endswith(".pt")
+    )

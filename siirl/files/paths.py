@@ -1,4 +1,4 @@
-"""Paths of configs/ and assets/: next to the packages in a checkout, inside siirl in a wheel."""
+"""Paths that keys name, and those of configs/ and assets/ in a checkout or a wheel."""
 
 import os
 from pathlib import Path

@@ -140,13 +140,3 @@ def learnt_tasks(path: str) -> tuple[str, ...]:
     except (CheckpointError, LookupError, TypeError):
         return ()  # a language model, an OpenVLA, a user's own policy
     return tuple(map(str, tasks)) if isinstance(tasks, list) else ()
-
-
-def may_be_hub_id(name: str) -> bool:
-    """Whether a text has the form `organisation/model`; only the Hub knows whether it exists."""
-    return name.count("/") == 1 and not is_only_path(name) and not name.endswith(".pt")
-
-
-def is_only_path(name: str) -> bool:
-    """Whether a text can only be a path and not a Hub id, `model` or `organisation/model`."""
-    return name.startswith((".", "/", "~", "assets/")) or name.count("/") > 1

@@ -1,1 +1,1 @@
-"""Jobs behind the commands: training, evaluation, LIBERO's published protocol, model cards."""
+"""Jobs behind the commands: training, evaluation, LIBERO's protocol, rewards, exports."""

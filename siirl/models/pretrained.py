@@ -14,13 +14,13 @@ import safetensors
 import torch
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
+from siirl.files.hub_place import is_only_path
 from siirl.files.paths import find
 from siirl.files.weight_files import (
     CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
     WEIGHTS_FILE,
     check_safetensors,
-    is_only_path,
     stored_policy,
     weight_files,
 )

@@ -19,9 +19,9 @@ from envs.base import EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.files.documents import read_object
 from siirl.files.hub_files import local_copy
-from siirl.files.hub_place import MODEL, HubPlace
+from siirl.files.hub_place import MODEL, HubPlace, is_hub_id
 from siirl.files.paths import find
-from siirl.files.weight_files import CONFIG_FILE, may_be_hub_id
+from siirl.files.weight_files import CONFIG_FILE
 from siirl.models.flow_noise import LEARNT, NOISE_LEVEL, SDE, require_read
 from siirl.models.flow_vla import DEVIATION
 from siirl.models.lerobot_folder import (
@@ -219,7 +219,7 @@ def _vlm_folder(folder: Path, config: Mapping[str, Any], asked: str | None) -> P
         raise CheckpointError(f"{folder / CONFIG_FILE} has no vlm_model_name: set {key}=FOLDER.")
     if find(name).is_dir():
         return _require_vlm(find(name))
-    if not may_be_hub_id(name):
+    if not is_hub_id(name):
         raise MissingAssetError(
             f"There is no folder {name}, which should hold the vision-language model's "
             f"configuration and tokenizer: set {key} to a folder with {', '.join(VLM_FILES)}."

@@ -1,4 +1,5 @@
-"""Typed configuration: dataclasses with help and bounds, and the parser that fills them.
+"""Typed configuration: dataclasses with help and bounds, the parser that fills them, and sizes that
+follow from them.
 
 Imports neither torch nor ray, so that `--help` and refusals are quick.
 """

@@ -15,8 +15,9 @@ from siirl.data_coordinator.prompts.split import check_lengths
 from siirl.engine.reward_manager.text_parts import FunctionPart
 from siirl.engine.rollout.text_workflow import check_own_workflow
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.files.hub_place import is_only_path
 from siirl.files.paths import find
-from siirl.files.weight_files import is_only_path, parameters_in
+from siirl.files.weight_files import parameters_in
 from siirl.models.chat import ChatTokenizer
 from siirl.models.hub import find_on_hub
 from siirl.models.language_model import LanguageModel

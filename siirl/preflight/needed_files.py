@@ -7,13 +7,12 @@ from pathlib import Path
 
 from siirl.dag_worker.manifest import has_checkpoint
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
+from siirl.files.hub_place import is_hub_id, is_only_path
 from siirl.files.paths import find, why_no_file
 from siirl.files.weight_files import (
     CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
     check_safetensors,
-    is_only_path,
-    may_be_hub_id,
     weight_files,
 )
 from siirl.params import sizes
@@ -87,7 +86,7 @@ def _policy_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[
 
 
 def _language_model_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
-    if path is not None and not find(path).is_dir() and may_be_hub_id(path):
+    if path is not None and not find(path).is_dir() and is_hub_id(path):
         return iter(())  # siirl.models.hub resolves it
     remedy = f"give {LANGUAGE_MODEL_FOLDER}, a hub id (organisation/model), or {otherwise}"
     return _model_folder(path, place=place, remedy=remedy)
@@ -140,7 +139,7 @@ def _encoder(encoder: str) -> Iterator[SiirlError]:
             f"reward.encoder={encoder}: there is no config.json in {path}, so it is not an encoder "
             "folder."
         )
-    elif not path.exists() and not may_be_hub_id(encoder):
+    elif not path.exists() and not is_hub_id(encoder):
         known = ", ".join([*SHIPPED_ENCODERS, *BUILT_IN_ENCODERS])
         yield MissingAssetError(
             f"reward.encoder={encoder}: no such file or folder. Known: {known}; or a folder, a "

@@ -1,1 +1,1 @@
-"""Texts that commands print on a terminal: messages, warnings, and the last line of a run."""
+"""What commands say on a terminal, and their exit status."""

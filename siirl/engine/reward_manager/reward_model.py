@@ -18,8 +18,8 @@ from siirl.engine.reward_manager.text_parts import MODEL_COLUMNS, PartScores, co
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.sharding import repeated_blocks, shard
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.files.hub_place import is_only_path
 from siirl.files.paths import find
-from siirl.files.weight_files import is_only_path
 from siirl.models.hub import find_on_hub
 from siirl.params import RewardModelArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments, reward_parts
