@@ -30,9 +30,9 @@ class PictureForm:
     """How a leaf of an observation is read as pictures."""
 
     shape: tuple[int, ...]
-    """Of the leaf."""
+    """Shape of the leaf."""
     channel_axis: int | None
-    """Of a leaf with channels."""
+    """Axis of its channels; None: it has none."""
 
     @property
     def size(self) -> tuple[int, int]:

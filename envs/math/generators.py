@@ -295,4 +295,4 @@ GENERATORS: dict[str, tuple[Callable[[np.random.Generator, int], Question], int]
 }
 """Kind to generator and largest size."""
 SMALLEST = {"sorting": 2, "countdown": 2}
-"""Size of the kinds that do not begin at 1."""
+"""Smallest size of the kinds that do not start at 1."""

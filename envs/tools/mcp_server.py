@@ -212,7 +212,7 @@ class _Connection:
             raise TimeoutError(f"it did not answer within {deadline_s:g} s")
 
     async def list_tools(self) -> list[ToolDescription]:
-        """All tools that the server has."""
+        """All tools of the server."""
         tools, cursor = [], None
         for _ in range(MAX_PAGES):
             page = await self.client.list_tools(cursor=cursor)

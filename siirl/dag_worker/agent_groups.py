@@ -308,5 +308,5 @@ def _together(
         engines=engines,
         ranks=ranks,
         export=export,
-        more_state=managers[0].more_state,  # of the run
+        more_state=managers[0].more_state,  # belongs to the run, not to an agent group
     )

@@ -136,7 +136,7 @@ class TaskLoader:
         return {}
 
     def passes(self) -> float:
-        """0: the stream of start states has no end."""
+        """Passes over the data; 0, because the stream is endless."""
         return 0.0
 
     def state_dict(self) -> dict[str, Any]:

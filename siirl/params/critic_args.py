@@ -46,7 +46,7 @@ class CriticArguments:
         0.5,
         "Value clip range of a step's update, in standard deviations of the returns if "
         "normalize_returns is true; null: no clipping.",
-        why="verl's",
+        why="verl's, which clips values that are not standardised",
         above=0,
     )
     normalize_returns: bool = option(

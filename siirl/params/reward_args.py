@@ -163,7 +163,7 @@ class RewardPart:
 
     @property
     def is_function(self) -> bool:
-        """Whether it is user code."""
+        """Whether the part is a user's function."""
         return self.name not in TEXT_REWARDS
 
     @property

@@ -107,7 +107,7 @@ class RolloutArguments:
     update_weights_bucket_megabytes: int = option(
         512,
         "Memory of a weight transfer to vLLM or a server; larger weights are cut.",
-        why="verl's",
+        why="verl's: a layer of a 7B model",
         minimum=1,
         text_only=NO_LM_ENGINE,
     )

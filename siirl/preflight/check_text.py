@@ -10,7 +10,7 @@ from siirl.dag_worker.text_components import (
     make_tokenizer,
 )
 from siirl.data_coordinator.prompts.index import check_first_rows
-from siirl.data_coordinator.prompts.joined_files import has_truth, open_prompt_files
+from siirl.data_coordinator.prompts.joined_files import check_truth, open_prompt_files
 from siirl.data_coordinator.prompts.split import check_lengths
 from siirl.engine.reward_manager.text_parts import FunctionPart
 from siirl.engine.rollout.text_workflow import check_own_workflow
@@ -60,7 +60,7 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
         check_first_rows(
             files,
             encode=tokenizer.encode_prompt,
-            check=spec.check_row or has_truth,
+            check=spec.check_row or check_truth,
             count=ROWS_BEFORE_START,
         )
     check_reward_parts(config.reward, config.custom_reward_function, config.reward_model)

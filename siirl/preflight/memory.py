@@ -39,7 +39,7 @@ HALF_BYTES_PER_PARAMETER = 2  # bfloat16
 PINNED_ROUNDING = 2
 VIDEO_BYTES = 300e3  # a few seconds of 256x256 mp4
 LOG_BYTES = 20e6
-SHORTEST_STEP_S = 1.0  # with videos; bounds their number if max_minutes ends the run
+SHORTEST_STEP_S = 1.0  # lower bound with videos; max_minutes over it bounds their number
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,7 @@ class PolicyMemory:
         return float(kept + working)
 
     def places(self) -> tuple[int, int]:
-        """Places of the decoder, and observations, of a micro-batch of the longest rows."""
+        """Decoder positions and observations in a micro-batch of the longest rows."""
         actor, data = self.policy.actor, self.data
         if self.episode_steps is None:
             row = data.max_prompt_length + data.max_response_length
@@ -296,7 +296,7 @@ class PolicyMemory:
 
 
 def compute_bytes(model: ModelArguments) -> int:
-    """Bytes per number in the passes."""
+    """Bytes per value in the passes."""
     return 4 if model.dtype == "float32" else 2
 
 

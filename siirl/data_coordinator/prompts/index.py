@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from envs.prompt_rows import PromptRow
 from envs.question_pictures import pictures_digest
-from siirl.data_coordinator.prompts.joined_files import CheckRow, PromptFiles, has_truth
+from siirl.data_coordinator.prompts.joined_files import CheckRow, PromptFiles, check_truth
 from siirl.data_coordinator.prompts.read_ahead import in_order
 from siirl.errors import ConfigError
 
@@ -93,7 +93,7 @@ def build_index(
     files: PromptFiles,
     *,
     encode: Encode,
-    check: CheckRow = has_truth,
+    check: CheckRow = check_truth,
     rank: int = 0,
     ranks: int = 1,
     gather: Gather = lambda thing: [thing],
@@ -160,7 +160,7 @@ def _number_of(text: str) -> int:
 
 
 def check_first_rows(
-    files: PromptFiles, *, encode: Encode, check: CheckRow = has_truth, count: int
+    files: PromptFiles, *, encode: Encode, check: CheckRow = check_truth, count: int
 ) -> None:
     """Read the first `count` rows, with their pictures, in the way a run reads all rows.
 

@@ -26,7 +26,7 @@ CheckRow = Callable[[PromptRow], object]
 """Raises ValueError for a row that the environment cannot use: `EnvSpec.check_row`."""
 
 
-def has_truth(row: PromptRow) -> object:
+def check_truth(row: PromptRow) -> object:
     """Raises ValueError for a row without a ground truth: the default check."""
     return require_truth(row.ground_truth)
 

@@ -17,7 +17,7 @@ import numpy as np
 from envs.seeds import FIRST_TRAINING_SEED
 from siirl.data_coordinator.prompts.dataset import PartitionedRLHFDataset, Prompts, PromptTask
 from siirl.data_coordinator.prompts.index import Encode, Gather, build_index
-from siirl.data_coordinator.prompts.joined_files import CheckRow, has_truth, open_prompt_files
+from siirl.data_coordinator.prompts.joined_files import CheckRow, check_truth, open_prompt_files
 from siirl.data_coordinator.prompts.read_ahead import in_batches
 from siirl.data_coordinator.prompts.split import counts_of, describe_split, split_prompts
 from siirl.data_coordinator.task_stream import LOADER_COLUMNS, Outcomes, check_prompts_per_step
@@ -94,7 +94,7 @@ class PromptLoader:
         """
         shared: dict[str, Any] = {
             "encode": encode,
-            "check": check or has_truth,
+            "check": check or check_truth,
             "rank": rank,
             "ranks": ranks,
             "gather": gather,

@@ -157,7 +157,7 @@ def together(kept: TensorDict, new: TensorDict) -> TensorDict:
 
 
 def same_rows(before: TensorDict, after: TensorDict, name: str, places: list[int]) -> bool:
-    """Whether a column of `after` has the entries of `before` at these places."""
+    """Whether a column of `after` equals that of `before` in these rows."""
     if not len(after):
         return True
     if not isinstance(after.get(name), torch.Tensor):

@@ -199,7 +199,7 @@ def too_many_failures(
 
     Args:
         failed: Number of episodes that could not be simulated.
-        episodes: Of so many.
+        episodes: Number of all episodes.
         max_failed_share: `env.max_failed_share`.
         first: Reason of the first.
     """
