@@ -127,7 +127,9 @@ class AskedQuantity(NamedTuple):
 
 
 def contradicts(quantity: Quantity, question: str) -> bool:
-    """Whether `quantity` has a different unit, or counts different objects, than `question` asks for."""
+    """Whether `quantity` has a different unit, or counts different objects, than `question` asks
+    for.
+    """
     named = quantity.units or quantity.counted or quantity.rate or quantity.compared
     if not question or not named:
         return False
