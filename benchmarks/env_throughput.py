@@ -33,14 +33,12 @@ import gymnasium
 import numpy as np
 
 from benchmarks.measured_on import describe_machine
-from benchmarks.throughput_envs import PlainEnv, random_chunks
-from envs.metaworld.metaworld_env import DEFAULT_TASKS
+from benchmarks.rate_ratios import summarise_ratios
+from benchmarks.throughput_envs import CHUNK, NUM_TASKS, PlainEnv, random_chunks
 from siirl.env_server.pool import EnvPool
 
 RESULTS = Path(__file__).parent / "results"
-CHUNK = 8  # the shipped policy's
 ACTION_SIZE = 4
-NUM_TASKS = len(DEFAULT_TASKS)
 NULL, REBUILT = (
     "benchmarks.throughput_envs:NullEnv",
     "benchmarks.throughput_envs:RebuiltMetaWorldEnv",
@@ -222,23 +220,6 @@ def best(rates: Mapping[str, list[float]], prefix: str) -> str:
         (name for name in rates if name.startswith(prefix)),
         key=lambda name: statistics.median(rates[name]),
     )
-
-
-def summarise_ratios(
-    rates: Mapping[str, list[float]], pairs: Mapping[str, tuple[str, str]]
-) -> dict[str, dict[str, Any]]:
-    """For each named pair (over, under), the ratio within each round: median and range."""
-    summary = {}
-    for name, (over, under) in pairs.items():
-        ratios = [high / low for high, low in zip(rates[over], rates[under], strict=True)]
-        summary[name] = {
-            "of": over,
-            "to": under,
-            "median": statistics.median(ratios),
-            "lowest": min(ratios),
-            "highest": max(ratios),
-        }
-    return summary
 
 
 def environment_pairs(rates: Mapping[str, list[float]]) -> dict[str, tuple[str, str]]:

@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.env_throughput import summarise_ratios
 from benchmarks.libero_contenders import (
     AS_PUBLISHED,
     PUBLISHED_STEP,
@@ -43,6 +42,7 @@ from benchmarks.libero_contenders import (
     timed_environment,
 )
 from benchmarks.measured_on import describe_machine
+from benchmarks.rate_ratios import summarise_ratios
 from benchmarks.throughput_envs import finished
 from envs.libero.assets import StandInWarning
 from envs.libero.suites import choose_tasks

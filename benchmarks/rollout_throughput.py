@@ -20,8 +20,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from benchmarks.env_throughput import CHUNK, NUM_TASKS, summarise_ratios
-from benchmarks.throughput_envs import WaitingEnv
+from benchmarks.rate_ratios import summarise_ratios
+from benchmarks.throughput_envs import CHUNK, NUM_TASKS, WaitingEnv
 from envs.base import IMAGES, PROPRIOCEPTION, FrameRequest
 from envs.metaworld.suite import INSTRUCTIONS
 from envs.registry import env_spec

@@ -31,8 +31,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.env_throughput import markdown, summarise_ratios
+from benchmarks.env_throughput import markdown
 from benchmarks.measured_on import describe_machine
+from benchmarks.rate_ratios import summarise_ratios
 from envs.sandbox.generator import GeneratedTask, draw_row
 from envs.sandbox.limits import Limits, Sandbox
 from envs.sandbox.problems import Problem, output_lines

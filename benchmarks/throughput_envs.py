@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.base import IMAGES, PROPRIOCEPTION, Environment, EnvSpec, StepResult
-from envs.metaworld.metaworld_env import MetaWorldEnv
+from envs.metaworld.metaworld_env import DEFAULT_TASKS, MetaWorldEnv
 from envs.registry import make_env
+
+CHUNK = 8  # the shipped policy's
+NUM_TASKS = len(DEFAULT_TASKS)
 
 
 class PlainEnv(gymnasium.Env):

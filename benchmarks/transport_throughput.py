@@ -41,9 +41,10 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
-from benchmarks.env_throughput import RESULTS, best, summarise_ratios
+from benchmarks.env_throughput import RESULTS, best
 from benchmarks.measured_on import describe_machine
 from benchmarks.processes import descendants_of
+from benchmarks.rate_ratios import summarise_ratios
 from benchmarks.throughput_envs import NullEnv, PlainEnv, finished
 from siirl.env_server.pool import EnvPool
 from siirl.env_server.ray_transport import RayTransport, ReadyServer

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from benchmarks.env_throughput import best, markdown, summarise_ratios
+from benchmarks.env_throughput import best, markdown
+from benchmarks.rate_ratios import summarise_ratios
 from benchmarks.throughput_envs import NullEnv, PlainEnv, WaitingEnv, finished, random_chunks
 
 NULL = "benchmarks.throughput_envs:NullEnv"
