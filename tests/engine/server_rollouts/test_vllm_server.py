@@ -59,7 +59,7 @@ def test_a_real_server_acts_with_the_trained_weights_and_forgets_them_when_resta
         assert len(partial.tokens) == len(partial.log_probs) < 1000
         engine.rest()
         assert gap(engine, *REQUESTS) < 1e-4
-    with vllm_server(MODEL, port=port, log=tmp_path / "second.log"):
+    with vllm_server(MODEL, port=port, log=tmp_path / "second.log", longest=1024):
         with pytest.raises(InvariantError, match="it was restarted"):
             engine.rest()
         engine._verification = None
