@@ -32,6 +32,11 @@ def describe_error(error: BaseException) -> str:
     return f"{described} ({last.filename}, line {last.lineno})"
 
 
+def describe_exit(error: SystemExit) -> str:
+    """Describe a call of `sys.exit` in user code, with the remedy; for the end of a sentence."""
+    return f"sys.exit({error.code!r}): raise an error that gives the reason instead"
+
+
 def text_of(error: BaseException, *, most: int = 2000) -> str:
     """The first `most` characters of the error's message, which in user code may raise or be
     long.

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from envs.base import Environment, EnvSpec, EpisodeFailed, Frames, Info, Misbehaved
-from envs.mistakes import text_of
+from envs.mistakes import describe_exit, text_of
 from envs.registry import make_env
 
 
@@ -149,10 +149,7 @@ def _exit_is_an_error() -> Iterator[None]:
     except SystemExit as error:
         if "ray_terminate_msg" in vars(error):
             raise
-        raise RuntimeError(
-            f"the environment called sys.exit({error.code!r}): raise an error that gives the "
-            "reason instead"
-        ) from error
+        raise RuntimeError(f"the environment called {describe_exit(error)}") from error
 
 
 def _answer_of(task: "asyncio.Task[Any]") -> Any:

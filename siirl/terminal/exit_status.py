@@ -8,6 +8,7 @@ import select
 import signal
 from collections.abc import Callable, Sequence
 
+from envs.mistakes import describe_exit
 from siirl.errors import REFUSALS, SiirlError
 from siirl.interrupts import Interrupted
 from siirl.terminal.terminal_lines import say
@@ -56,10 +57,7 @@ def exit_status(
         return end(FAILED, f"{subject}{error}", error if notes else None)
     except SystemExit as error:  # of a user's code: sys.exit(0) would end the command silently
         subject = "the command" if what is None else what
-        sentence = (
-            f"{subject} failed: code that it called ended with sys.exit({error.code!r}): raise an "
-            "error that gives the reason instead."
-        )
+        sentence = f"{subject} failed: code that it called ended with {describe_exit(error)}."
         return end(FAILED, sentence, error if notes else None)
     except KeyboardInterrupt as interrupt:
         return end(interrupted(interrupt), "interrupted", interrupt if notes else None)

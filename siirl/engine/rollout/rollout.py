@@ -86,7 +86,9 @@ class Rollout(InferenceEngine):
             stats = self.take_stats(seconds=time.perf_counter() - begin)
             self.engine.rest()
         if embed:
-            stats["encode_s"] = self.embed(result)
+            begin = time.perf_counter()
+            self.embed(result)
+            stats["encode_s"] = time.perf_counter() - begin
         return result, stats
 
     async def generate_beside(self, requests: Sequence[EpisodeRequest]) -> RolloutResult:
@@ -99,9 +101,8 @@ class Rollout(InferenceEngine):
         """Settings while the episodes of `workflow` run; a subclass may have some."""
         return contextlib.nullcontext()
 
-    def embed(self, result: RolloutResult) -> float:
-        """Add the embeddings of `generate` to the rows; returns the seconds that it took."""
-        return 0.0
+    def embed(self, result: RolloutResult) -> None:
+        """Add the embeddings of `generate` to the rows; a subclass may have some."""
 
     def take_stats(self, *, seconds: float) -> dict[str, float]:
         """Counts of engine and environments since the last call, which was `seconds` ago."""

@@ -17,6 +17,7 @@ from numbers import Integral
 from operator import methodcaller
 from typing import Any
 
+from envs.mistakes import describe_exit
 from siirl.errors import ConfigError, InvariantError, RunFailed
 from siirl.execution.dag.columns import Columns, column_set, declared_columns
 from siirl.execution.dag.function_names import (
@@ -278,8 +279,7 @@ class Node:
         except SystemExit as error:  # it would end the run without a message
             self.status = NodeStatus.FAILED
             raise RunFailed(
-                f"A function that {self.label} called ended with sys.exit({error.code!r}): raise "
-                "an error that gives the reason instead."
+                f"A function that {self.label} called ended with {describe_exit(error)}."
             ) from error
         self.status = NodeStatus.COMPLETED
 

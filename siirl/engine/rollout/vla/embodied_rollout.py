@@ -6,7 +6,6 @@ Videos are embedded here, because training batches carry no frames.
 # D channel of the video embedding
 
 import copy
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -96,15 +95,14 @@ class EmbodiedRollout(Rollout):
         with one_thread():
             yield
 
-    def embed(self, result: RolloutResult) -> float:
+    def embed(self, result: RolloutResult) -> None:
         """Add `video_embedding` to the rows, if there is an encoder."""
-        begin = time.perf_counter()
-        if self.encoder is not None and result.trajectories:
-            videos = [each.frames[ENCODER_STREAM].images for each in result.trajectories]
-            embeddings_BD = self.encoder.encode(videos)
-            for trajectory, embedding_D in zip(result.trajectories, embeddings_BD, strict=True):
-                trajectory.row["video_embedding"] = embedding_D
-        return time.perf_counter() - begin
+        if self.encoder is None or not result.trajectories:
+            return
+        videos = [each.frames[ENCODER_STREAM].images for each in result.trajectories]
+        embeddings_BD = self.encoder.encode(videos)
+        for trajectory, embedding_D in zip(result.trajectories, embeddings_BD, strict=True):
+            trajectory.row["video_embedding"] = embedding_D
 
     def close(self) -> None:
         """See `Rollout.close`."""
