@@ -1,1 +1,1 @@
-"""What commands say on a terminal, and their exit status."""
+"""Output of commands on a terminal, and their exit status."""
