@@ -8,6 +8,8 @@ scattered to the positions of their tokens. All other positions are 0.
 # B trajectory, C chunk, S = K*A token of a chunk, T = C*S token, N executed chunk of any
 # trajectory
 
+from dataclasses import dataclass
+
 import torch
 from tensordict import TensorDict
 from torch import nn
@@ -43,34 +45,50 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     """
     choices_BT = micro_batch["responses"]
     kept_BT = as_bool_mask(micro_batch["response_mask"])
-    inputs, executed_BC = inputs_of_executed_chunks(micro_batch, kept_BT=kept_BT)
+    inputs, executed = inputs_of_executed_chunks(micro_batch, kept_BT=kept_BT)
     distribution = require_distribution(module(**inputs), policy=type(module).__name__)
 
-    choices = choices_BT.unflatten(1, (executed_BC.shape[1], -1))[executed_BC]
+    choices = choices_BT.unflatten(1, (executed.chunks, -1))[executed.places_N]
     require_choices(distribution, choices)
     # The loss refuses numbers that are not finite, after all ranks have run the module.
     scores = distribution.tempered(temperature).scores(choices)
     return TokenScores(
-        log_probs_BT=put_back(scores.log_probs_BT, executed_BC, kept_BT),
-        entropy_BT=put_back(scores.entropy_BT, executed_BC, kept_BT),
+        log_probs_BT=put_back(scores.log_probs_BT, executed, kept_BT),
+        entropy_BT=put_back(scores.entropy_BT, executed, kept_BT),
     )
+
+
+@dataclass(frozen=True)
+class ExecutedChunks:
+    """Chunks of a micro-batch that go through the policy."""
+
+    places_N: tuple[torch.Tensor, torch.Tensor]
+    """Row and chunk of each, int64 [N]."""
+    chunks: int
+    """Chunks of a row, C."""
 
 
 def inputs_of_executed_chunks(
     micro_batch: TensorDict, *, kept_BT: torch.Tensor
-) -> tuple[dict[str, torch.Tensor | None], torch.Tensor]:
-    """Arguments of the policy, one row per executed chunk, and which chunks these are: bool [B, C].
+) -> tuple[dict[str, torch.Tensor | None], ExecutedChunks]:
+    """Arguments of the policy, one row per executed chunk, and which chunks these are.
 
     On several ranks the policy must run, even for padding rows, so there is at least one row.
     """
-    executed_BC = kept_BT.unflatten(1, (number_of_chunks(micro_batch), -1)).any(-1)
-    if not bool(executed_BC.any()):
-        executed_BC[0, 0] = True
-    observations = {
-        name: micro_batch[name][executed_BC] if name in micro_batch else None
+    chunks = number_of_chunks(micro_batch)
+    row_N, chunk_N = kept_BT.unflatten(1, (chunks, -1)).any(-1).nonzero().unbind(1)
+    if not len(row_N):
+        row_N = chunk_N = row_N.new_zeros(1)
+    inputs = {
+        name: micro_batch[name][row_N, chunk_N] if name in micro_batch else None
         for name in CHUNK_COLUMNS
     }
-    return {**observations, "instruction_ids": instructions(micro_batch, executed_BC)}, executed_BC
+    inputs["instruction_ids"] = (  # its own, or that of its row
+        micro_batch["chunk_instruction_ids"][row_N, chunk_N]
+        if "chunk_instruction_ids" in micro_batch
+        else micro_batch["instruction_ids"][row_N]
+    )
+    return inputs, ExecutedChunks(places_N=(row_N, chunk_N), chunks=chunks)
 
 
 def observe_rows(rows: TensorDict, *, policy: Policy, ranks: Ranks) -> None:
@@ -82,24 +100,16 @@ def observe_rows(rows: TensorDict, *, policy: Policy, ranks: Ranks) -> None:
     policy.observe(rows["proprioception"][executed_BC], ranks=ranks)
 
 
-def instructions(micro_batch: TensorDict, executed_BC: torch.Tensor) -> torch.Tensor:
-    """Instruction [N, L] of each executed chunk: its own, or that of its row."""
-    if "chunk_instruction_ids" in micro_batch:
-        return micro_batch["chunk_instruction_ids"][executed_BC]
-    return micro_batch["instruction_ids"][executed_BC.nonzero()[:, 0]]
-
-
 def put_back(
-    values_NS: torch.Tensor, executed_BC: torch.Tensor, kept_BT: torch.Tensor
+    values_NS: torch.Tensor, executed: ExecutedChunks, kept_BT: torch.Tensor
 ) -> torch.Tensor:
     """Scatter values of executed chunks [N, S] to the positions of their tokens [B, T].
 
     Tokens that were not executed get 0.
     """
-    values_BCS = values_NS.new_zeros((*executed_BC.shape, values_NS.shape[1])).index_put(
-        tuple(executed_BC.nonzero().unbind(1)), values_NS
-    )
-    return torch.where(kept_BT, values_BCS.flatten(1), torch.zeros_like(values_BCS.flatten(1)))
+    values_BCS = values_NS.new_zeros((len(kept_BT), executed.chunks, values_NS.shape[1]))
+    values_BT = values_BCS.index_put(executed.places_N, values_NS).flatten(1)
+    return torch.where(kept_BT, values_BT, torch.zeros_like(values_BT))
 
 
 def number_of_chunks(micro_batch: TensorDict) -> int:

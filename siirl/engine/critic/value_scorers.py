@@ -82,10 +82,10 @@ def embodied_value_scorer(
         temperature: Not read: values have none.
     """
     kept_BT = as_bool_mask(micro_batch["response_mask"])
-    inputs, executed_BC = inputs_of_executed_chunks(micro_batch, kept_BT=kept_BT)
+    inputs, executed = inputs_of_executed_chunks(micro_batch, kept_BT=kept_BT)
     values_N = module(**inputs)
-    tokens = kept_BT.shape[1] // executed_BC.shape[1]
-    return put_back(values_N[:, None].expand(-1, tokens), executed_BC, kept_BT)
+    tokens = kept_BT.shape[1] // executed.chunks
+    return put_back(values_N[:, None].expand(-1, tokens), executed, kept_BT)
 
 
 def states_behind(batch: TensorDict) -> TensorDict:

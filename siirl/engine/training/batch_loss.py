@@ -1,9 +1,11 @@
 """Types of scorers and losses, and the sum of a loss over micro-batches."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import nn
@@ -66,9 +68,9 @@ class LossTally:
     """Accumulates the results of loss functions."""
 
     def __init__(self) -> None:
-        self.loss = torch.zeros((), dtype=torch.float64)
-        self.sums: dict[str, torch.Tensor] = {}
-        self.maxima: dict[str, torch.Tensor] = {}
+        self.loss = 0.0
+        self.sums: dict[str, float] = {}
+        self.maxima: dict[str, float] = {}
 
     def add(self, part: LossSum, *, counts: bool) -> None:
         """Add a micro-batch.
@@ -76,24 +78,29 @@ class LossTally:
         A dummy micro-batch (`counts` is False) adds only the names, so that all ranks have the
         same.
         """
+        scalars = [part.loss, *part.sums.values(), *part.maxima.values()]
+        # one transfer from the device
+        loss, *values = torch.stack([scalar.detach().double() for scalar in scalars]).tolist()
         if counts:
-            self.loss += part.loss.detach().double().cpu()
-        for name, value in part.sums.items():
-            old = self.sums.get(name, torch.zeros((), dtype=torch.float64))
-            self.sums[name] = old + value.detach().double().cpu() if counts else old
-        for name, value in part.maxima.items():
-            old = self.maxima.get(name, torch.tensor(-torch.inf, dtype=torch.float64))
-            self.maxima[name] = torch.maximum(old, value.detach().double().cpu()) if counts else old
+            self.loss += loss
+        for name, value in zip(part.sums, values[: len(part.sums)], strict=True):
+            old = self.sums.get(name, 0.0)
+            self.sums[name] = old + value if counts else old
+        for name, value in zip(part.maxima, values[len(part.sums) :], strict=True):
+            old = self.maxima.get(name, -math.inf)
+            self.maxima[name] = float(np.maximum(old, value)) if counts else old  # keeps NaN
 
     def total(self, ranks: Collectives, *, weight: float) -> BatchLoss:
         """Totals over all ranks, in two collective calls."""
-        sums = ranks.sum(torch.stack([self.loss, *self.sums.values()])).tolist()
-        maxima = (
-            ranks.maximum(torch.stack(list(self.maxima.values()))).tolist() if self.maxima else []
-        )
+        sums = ranks.sum(_float64([self.loss, *self.sums.values()])).tolist()
+        maxima = ranks.maximum(_float64([*self.maxima.values()])).tolist() if self.maxima else []
         return BatchLoss(
             loss=sums[0] / weight,
             weight=weight,
             sums=dict(zip(self.sums, sums[1:], strict=True)),
             maxima=dict(zip(self.maxima, maxima, strict=True)),
         )
+
+
+def _float64(numbers: list[float]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
