@@ -81,5 +81,4 @@ class WorkerExtension:
         assert self.siirl_places is not None
         self.siirl_buffers.close()
         self.siirl_places.finish()
-        self.model_runner.reset_lora_state()
         return self.siirl_digest.value
