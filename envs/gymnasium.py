@@ -166,6 +166,8 @@ class GymnasiumEnv(Environment):
         self._started, self._ended = False, True
 
     def _number(self, reward: Any) -> float:
+        if isinstance(reward, float):
+            return float(reward)
         if np.size(reward) != 1:
             raise Misbehaved(
                 f"Gymnasium environment {self.spec.tasks[0]!r} returned {np.size(reward)} rewards, "
@@ -200,6 +202,8 @@ class GymnasiumEnv(Environment):
             ) from error
 
     def _flag(self, value: Any, name: str) -> bool:
+        if isinstance(value, bool | np.bool_):
+            return bool(value)
         array = np.asarray(value)
         if array.size != 1 or array.dtype.kind not in "biuf" or array.reshape(()) not in (0, 1):
             raise Misbehaved(

@@ -22,6 +22,8 @@ ABSOLUTE_TOLERANCE = 1e-5
 def sample(value: Any) -> Any:
     """A small copy of a result; arrays, also in containers, have at most `SAMPLE_SIZE` elements."""
     match value:
+        case float() | bool():  # before Mapping, whose check is slow
+            return value
         case np.ndarray():
             stride = max(1, math.ceil(value.size / SAMPLE_SIZE))
             return value.reshape(-1)[::stride].copy()

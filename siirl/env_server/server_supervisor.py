@@ -87,10 +87,12 @@ class ServerSupervisor:
             ServerFault: The server did not start.
             RuntimeError: The pool is closed.
         """
-        async with self._starting:
-            self._refuse_if_closed()
-            if self._transport is None:
-                self._transport = await self._open(self._make_transport())
+        self._refuse_if_closed()
+        if self._transport is None:
+            async with self._starting:
+                self._refuse_if_closed()
+                if self._transport is None:
+                    self._transport = await self._open(self._make_transport())
         return self.generation
 
     async def request(self, request: Request, *, generation: int) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.arguments import not_running
 from envs.base import EnvSpec, EpisodeFailed, Frames, Info, Observation, StepResult
@@ -107,7 +108,7 @@ class Slot:
         )
         return result
 
-    async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
+    async def step_chunk(self, actions: Sequence[Any] | NDArray[Any]) -> StepResult:
         """Apply up to K actions; see `Environment.step_chunk`.
 
         Frames stay at the server until `frames` fetches them.
@@ -272,5 +273,5 @@ def _ended(reason: str) -> str:
 
 
 def own_actions(actions: Any) -> Any:
-    """A copy of a chunk, so that later changes by the caller do not affect the record."""
-    return actions.copy() if isinstance(actions, np.ndarray) else copy.deepcopy(list(actions))
+    """A copy of a chunk as a list, so that changes by the caller do not affect the record."""
+    return list(actions.copy()) if isinstance(actions, np.ndarray) else copy.deepcopy(list(actions))

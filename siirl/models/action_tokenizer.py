@@ -11,6 +11,7 @@ exactly. A discrete action space needs no binning: one dimension, one bin per ac
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,12 +131,12 @@ class ContinuousActions:
     def decode(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
         """Numbers [K*A] to actions float32 [K, A]; numbers beyond a bound are clipped."""
         share_KA = (self._clipped(values.reshape(-1, self.dimensions)) + 1.0) / 2.0
-        low_A, high_A = self._range()
+        low_A, high_A = self._range
         return (low_A + (high_A - low_A) * share_KA).astype(np.float32)
 
     def encode(self, actions: NDArray) -> NDArray[np.float32]:
         """Actions [K, A] to numbers float32 [K*A], in [-1, 1] between two bounds."""
-        low_A, high_A = self._range()
+        low_A, high_A = self._range
         values_KA = 2.0 * (np.asarray(actions) - low_A) / (high_A - low_A) - 1.0
         return self._clipped(values_KA).astype(np.float32).reshape(-1)
 
@@ -145,6 +146,7 @@ class ContinuousActions:
             np.full(self.dimensions, 1.0)
         )[0]
 
+    @functools.cached_property  # a policy decodes at every decision
     def _range(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Actions at the numbers -1 and 1; where a bound is missing they are 2 apart."""
         low_A, high_A = np.asarray(self.low, float), np.asarray(self.high, float)
@@ -155,10 +157,19 @@ class ContinuousActions:
         )
 
     def _clipped(self, values_KA: NDArray[Any]) -> NDArray[Any]:
-        least_A = np.where(np.isfinite(self.low), -1.0, -np.inf).astype(values_KA.dtype)
-        most_A = np.where(np.isfinite(self.high), 1.0, np.inf).astype(values_KA.dtype)
-        clipped: NDArray[Any] = np.clip(values_KA, least_A, most_A)
+        least_A, most_A = self._limits
+        clipped: NDArray[Any] = np.clip(
+            values_KA, least_A.astype(values_KA.dtype), most_A.astype(values_KA.dtype)
+        )
         return clipped
+
+    @functools.cached_property
+    def _limits(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Numbers at the bounds, infinite where a bound is missing."""
+        return (
+            np.where(np.isfinite(self.low), -1.0, -np.inf),
+            np.where(np.isfinite(self.high), 1.0, np.inf),
+        )
 
 
 def _vector_space(space: gymnasium.Space) -> gymnasium.spaces.Box:

@@ -14,6 +14,7 @@ sentences of the shipped tasks do not collide. Left out: heads (`siirl.models.ti
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -264,6 +265,11 @@ def hash_words(text: str, *, length: int, buckets: int) -> NDArray[np.int64]:
 
     The hash is CRC-32, which is the same on every machine and in every Python process.
     """
+    return np.array(_word_ids(text, length=length, buckets=buckets), dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=1024)  # a policy reads its instruction at every decision
+def _word_ids(text: str, *, length: int, buckets: int) -> list[int]:
     words = re.findall(r"[a-z0-9]+", text.lower())[:length]
     ids = [1 + zlib.crc32(word.encode()) % (buckets - 1) for word in words]
-    return np.array(ids + [PADDING] * (length - len(ids)), dtype=np.int64)
+    return ids + [PADDING] * (length - len(ids))

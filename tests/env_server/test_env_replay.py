@@ -55,7 +55,7 @@ def test_recorded_actions_are_those_that_were_executed():
     actions = np.zeros((2, 1))
     kept = own_actions(actions)
     actions[:] = 9.0
-    assert kept.tolist() == [[0.0], [0.0]]
+    assert np.array_equal(kept, [[0.0], [0.0]])
 
 
 def test_chunks_are_counted_without_the_reset():

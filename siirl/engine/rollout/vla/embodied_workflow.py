@@ -71,9 +71,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
                 response = await engine.act(request)
                 actions = self.policy.action_tokenizer.decode(response.values)
                 recorder.read(request, observation.get(INSTRUCTION, ""))
-                observation, reward, terminated, truncated, info = await slot.step_chunk(
-                    list(actions)
-                )
+                observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
                 recorder.add(request, response, reward, info["executed"])
                 executed += actions[: info["executed"]].tolist()
             frames = {name: await slot.frames(name) for name in streams}

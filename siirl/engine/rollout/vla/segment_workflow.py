@@ -174,7 +174,7 @@ class SegmentWorkflow(RolloutWorkflow):
             response = await engine.act(request)
             actions = self.episodes.policy.action_tokenizer.decode(response.values)
             recorder.read(request, episode.observation.get(INSTRUCTION, ""))
-            observation, reward, terminated, truncated, info = await slot.step_chunk(list(actions))
+            observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
             recorder.add(request, response, reward, info["executed"])
             episode.add(observation, reward, actions[: info["executed"]])
             ended = terminated or truncated
