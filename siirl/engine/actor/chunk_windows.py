@@ -69,7 +69,7 @@ def rows_of_decisions(batch: TensorDict) -> TensorDict:
     row_N, chunk_N = kept_BC.nonzero().unbind(1)
     columns: dict[str, Any] = {}
     for name, value in batch.items():
-        if name in BEHIND:
+        if name in BEHIND or name == "uid":  # ids are made below
             continue
         if not isinstance(value, torch.Tensor):
             every = texts(batch, name) if len(batch) else []
