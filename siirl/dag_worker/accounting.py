@@ -46,6 +46,8 @@ class StepAccount:
         self._device = device
         self._occupation = occupation
         self._clock = clock
+        if device.type == "cuda":
+            torch.cuda.init()  # the peak cannot be reset in a process that has not used CUDA
         self.begin()
 
     def begin(self) -> None:

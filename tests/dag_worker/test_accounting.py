@@ -25,6 +25,16 @@ def account() -> tuple[StepAccount, Occupation, Clock]:
     return StepAccount(torch.device("cpu"), occupation=occupation, clock=clock), occupation, clock
 
 
+def test_the_peak_is_reset_in_a_process_that_has_not_used_the_gpu(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: calls.append("init"))
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(str(device))
+    )
+    StepAccount(torch.device("cuda:0")).begin()
+    assert calls == ["init", "cuda:0", "cuda:0"]  # torch's reset raises before init
+
+
 def test_throughput_counts_the_whole_step():
     step, _, clock = account()
     clock.now = 4.0
