@@ -114,8 +114,8 @@ class RolloutArguments:
     max_log_prob_gap: float | None = option(
         None,
         "Largest mean gap between acting and training log-probs of the same weights before the "
-        "run stops; null: 1e-4 (bfloat16: 1e-2, and 3e-2 with vLLM, servers, compiled blocks, and "
-        "text on a GPU).",
+        "run stops; null: 1e-4 (bfloat16: 1e-2; with vLLM, servers and compiled blocks 3e-2, on a "
+        "GPU 1e-1, as for text there).",
         above=0,
     )
     server: ServerArguments = field(default_factory=ServerArguments)

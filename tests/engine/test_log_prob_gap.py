@@ -140,8 +140,10 @@ def test_rounding_stops_no_step_and_leaves_room(job, after_two_steps):
     ("words", "on_gpu", "bound"),
     [
         ((), False, 1e-2),
-        ((), True, 3e-2),  # acts and trains by two attention kernels
+        ((), True, 1e-1),  # acts and trains by two attention kernels
         (("actor_rollout_ref.actor.use_torch_compile=true",), False, 3e-2),
+        (("rollout=vllm",), False, 3e-2),
+        (("rollout=vllm",), True, 1e-1),  # 0.039 for 7 billion random weights on an H200
         (("actor_rollout_ref.rollout.max_log_prob_gap=0.5",), True, 0.5),
         (("actor_rollout_ref.model.dtype=float32",), True, 1e-4),
     ],
