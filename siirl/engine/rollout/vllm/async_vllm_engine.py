@@ -88,10 +88,18 @@ class AsyncVLLMEngine(VLLMBase):
     def close(self) -> None:
         """See `TextEngine`; safe to call twice."""
         if not self.loop.is_closed():
-            self.vllm.shutdown()
+            self._wait(self._shut_down())
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join()
             self.loop.close()
+
+    async def _shut_down(self) -> None:
+        """Stop vLLM, and let its tasks end, which asyncio otherwise reports as destroyed."""
+        self.vllm.shutdown()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
