@@ -38,13 +38,13 @@ CHECKS = (
         "sync_process",
         "weights to another process",
         f"{_HERE}.weight_transfer:to_process",
-        30,
+        60,  # on a new machine two processes import torch from files that nobody has read
     ),
     Check(
         "sync_vllm",
         "weights to vLLM",
         f"{_HERE}.weight_transfer:to_vllm",
-        60,
+        120,  # vLLM compiles its passes first
         needs=("vllm", "gymnasium"),
     ),
     Check(

@@ -37,10 +37,12 @@ def run_checks(checks: Sequence[Check], *, minutes: float, apart: bool) -> Itera
         apart: Run each check in a separate process.
     """
     ends_at = time.monotonic() + 60 * minutes
+    whole_s = sum(check.at_most_s for check in checks)
+    scale = max(minutes / STATED_MINUTES, min(1.0, 60 * minutes / whole_s))
     spare_s, worker = 0.0, CheckWorker()
     try:
         for place, check in enumerate(checks):
-            part_s = check.at_most_s * minutes / STATED_MINUTES + spare_s
+            part_s = check.at_most_s * scale + spare_s
             begin = time.monotonic()
             seconds = min(max(part_s, STARTING_S), ends_at - begin)
             reason = _skipped(check, seconds)

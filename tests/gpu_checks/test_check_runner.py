@@ -63,3 +63,15 @@ def test_a_check_that_does_not_end_is_killed_and_keeps_its_figures() -> None:
 def test_nothing_starts_when_the_budget_is_spent() -> None:
     [row] = run_checks([check("sleeps")], minutes=0.01, apart=True)
     assert (row.status, row.reason) == ("skipped", "the time budget is spent (--minutes)")
+
+
+def test_a_few_checks_get_their_whole_time_from_a_small_budget(monkeypatch) -> None:
+    granted = []
+
+    def run(self, checks, *, seconds):
+        granted.append(seconds)
+        return Row("fine", "what", "OK")
+
+    monkeypatch.setattr(CheckWorker, "run", run)
+    list(run_checks([check("fine")], minutes=2, apart=True))
+    assert granted == [60.0]  # two of eight minutes would be 15
