@@ -43,11 +43,11 @@ def main() -> None:
     flags.folder.mkdir(parents=True, exist_ok=True)
     device = torch.device("cpu" if flags.small else "cuda")
     settings = [*job(flags), *flags.settings]
+    write_clips(flags.folder / "clips.npz")  # first: it needs LIBERO, which may be missing
     write_policy(flags.folder / "policy", device)
     if not flags.small:
         write_encoder(flags.folder / "vitg.pt", device)
         settings.append(f"reward.encoder={flags.folder / 'vitg.pt'}")
-    write_clips(flags.folder / "clips.npz")
     if not flags.small:  # the run must find the GPU as empty as a new process would
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -18,5 +18,5 @@ def test_steps_with_random_weights_and_vllm_are_measured(tmp_path: Path) -> None
     subprocess.run([*command, *options, "trainer.seed=3"], check=True)
     steps = json.loads(found.read_text())["steps"]
     assert [step["actor/updates"] for step in steps] == [1, 1]
-    assert all(step["rollout/avg_response_length"] == 8 for step in steps)
+    assert all(0 < step["rollout/avg_response_length"] <= 8 for step in steps)
     assert all(step["sync/bytes"] > 0 for step in steps)
