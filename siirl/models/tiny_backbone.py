@@ -204,9 +204,8 @@ class TinyPolicy(Policy):
 
 def mean_of_words(words: nn.Embedding, instruction_ids: torch.Tensor) -> torch.Tensor:
     """Mean [N, W] of the words' vectors of instructions [N, L]; 0 for an empty one."""
-    count_N1 = (instruction_ids != PADDING).sum(1, keepdim=True)
-    longest = max(1, int(count_N1.max()))  # the rest is padding in every row
-    return words(instruction_ids[:, :longest]).sum(1) / count_N1.clamp(min=1)
+    count_N1 = (instruction_ids != PADDING).sum(1, keepdim=True).clamp(min=1)
+    return words(instruction_ids).sum(1) / count_N1
 
 
 def conv_flops(policy: TinyPolicy) -> int:
