@@ -52,7 +52,7 @@ def fault_of_observation(
     """Check one observation against its space."""
     match space:
         case gymnasium.spaces.Dict():
-            if not isinstance(observation, Mapping) or observation.keys() != space.spaces.keys():
+            if not isinstance(observation, Mapping) or set(observation) != set(space.spaces):
                 names = ", ".join(space.spaces)
                 return f"{where} is {_shown(observation)} instead of a dict with {names}"
             parts = ((name, observation[name], part) for name, part in space.spaces.items())

@@ -3,8 +3,8 @@
 A check that crashes (out of memory, CUDA error, segmentation fault) or takes too long is a failed
 row; the others continue in a fresh process. On a GPU every check runs in a separate process with
 the whole memory. On a CPU, importing torch takes most of a small check's time, so one process runs
-them in turn until one fails. A check gets its share of the budget, plus time that earlier checks
-left.
+them in turn until one fails. Checks that fit into the budget together get their whole time;
+otherwise a check gets its share, plus time that earlier checks left.
 """
 
 import importlib.util
@@ -38,7 +38,8 @@ def run_checks(checks: Sequence[Check], *, minutes: float, apart: bool) -> Itera
     """
     ends_at = time.monotonic() + 60 * minutes
     whole_s = sum(check.at_most_s for check in checks)
-    scale = max(minutes / STATED_MINUTES, min(1.0, 60 * minutes / whole_s))
+    fit = whole_s <= 60 * minutes
+    scale = 1.0 if fit else max(minutes / STATED_MINUTES, 60 * minutes / whole_s)
     spare_s, worker = 0.0, CheckWorker()
     try:
         for place, check in enumerate(checks):

@@ -75,3 +75,7 @@ def test_a_few_checks_get_their_whole_time_from_a_small_budget(monkeypatch) -> N
     monkeypatch.setattr(CheckWorker, "run", run)
     list(run_checks([check("fine")], minutes=2, apart=True))
     assert granted == [60.0]  # two of eight minutes would be 15
+
+
+def test_no_checks_have_no_rows() -> None:
+    assert list(run_checks([], minutes=1, apart=True)) == []

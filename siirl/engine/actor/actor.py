@@ -21,8 +21,8 @@ import torch
 from tensordict import TensorDict
 
 from siirl.algos.log_probs import TokenScores
-from siirl.algos.tensor_checks import as_bool_mask, require_finite
-from siirl.data_coordinator.protocol.batch import shallow_copy, without_texts
+from siirl.algos.tensor_checks import require_finite
+from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.actor.actor_loss import COMPARED, LARGEST_GAP, MEAN_GAP, SELECTED, ActorLoss
 from siirl.engine.training.batch_cuts import mini_batch_rows, row_places, rows_by_id, take_rows
 from siirl.engine.training.batch_loss import LossSum, TrainStep
@@ -107,8 +107,7 @@ class Actor:
         """
         old_column = self._old_column(batch, on_policy)
         # a selection needs the unique ids
-        columns = shallow_copy(batch) if self.loss.selects else without_texts(batch)
-        columns["response_mask"] = self._together(lambda: as_bool_mask(batch["response_mask"]))
+        columns = batch if self.loss.selects else without_texts(batch)
         owned = rows_by_id(batch, self.engine.ranks)
         steps: list[TrainStep] = []
         for epoch in range(self.config.ppo_epochs):
@@ -244,16 +243,14 @@ class Actor:
         )
         return rows
 
-    def _together(self, check: Callable[[], Any]) -> Any:
-        """Result of a check that may fail on this rank only, and then fails on all ranks."""
+    def _together(self, check: Callable[[], None]) -> None:
+        """Run a check that may fail on this rank only, and fail on all ranks."""
         failure: TensorError | None = None
-        result = None
         try:
-            result = check()
+            check()
         except TensorError as error:
             failure = error
         fail_together(self.engine.ranks, failure)
-        return result
 
 
 def _metrics(steps: list[TrainStep]) -> Metrics:

@@ -137,8 +137,6 @@ class Critic:
         clip_range = math.inf if first else self.clip_range
         self.model.observe_returns(batch["returns"], kept_BT, ranks=self.engine.ranks)
         columns = without_texts(batch)
-        columns["value_mask"] = kept_BT
-        columns["response_mask"] = as_bool_mask(batch["response_mask"])
         owned = rows_by_id(batch, self.engine.ranks)
         steps: list[TrainStep] = []
         for _ in range(self.epochs):

@@ -79,8 +79,10 @@ class LossTally:
         same.
         """
         scalars = [part.loss, *part.sums.values(), *part.maxima.values()]
-        # one transfer from the device
-        loss, *values = torch.stack([scalar.detach().double() for scalar in scalars]).tolist()
+        here = [
+            scalar.detach().to(part.loss.device, torch.float64).reshape(()) for scalar in scalars
+        ]
+        loss, *values = torch.stack(here).tolist()  # one transfer from the device
         if counts:
             self.loss += loss
         for name, value in zip(part.sums, values[: len(part.sums)], strict=True):

@@ -15,6 +15,8 @@ from siirl.engine.training.weight_buckets import CudaIpc, SharedMemory, WeightTr
 from siirl.errors import ConfigError
 from siirl.models.weight_rows import Rows
 
+TASKS_END_S = 5.0  # limit for vLLM's cancelled tasks
+
 
 class AsyncVLLMEngine(VLLMBase):
     """vLLM in a separate process, driven by an event loop in a separate thread.
@@ -99,7 +101,8 @@ class AsyncVLLMEngine(VLLMBase):
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=TASKS_END_S)
 
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
