@@ -22,7 +22,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from benchmarks.measured_on import describe_machine
-from siirl.gpu_checks.shapes import QWEN_7B, SMALL
+from siirl.gpu_checks.shapes import QWEN_1_5B, QWEN_7B, SMALL
 from siirl.train import main as train
 
 RESULT = Path(__file__).parent / "results" / "gpu" / "text_step.json"
@@ -30,17 +30,6 @@ KEPT = (
     *("time/", "perf/", "memory/", "policy/", "actor/", "rollout/log_prob_gap", "sync/"),
     "rollout/avg_response_length",
 )
-# config.json of https://huggingface.co/Qwen/Qwen2.5-1.5B
-QWEN_1_5B: dict[str, Any] = {
-    "vocab_size": 151936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": True,
-}
 SHAPES = {
     "qwen2.5-7b": QWEN_7B,
     "qwen2.5-1.5b": QWEN_1_5B,

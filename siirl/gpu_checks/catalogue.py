@@ -38,7 +38,7 @@ CHECKS = (
         "sync_process",
         "weights to another process",
         f"{_HERE}.weight_transfer:to_process",
-        60,  # on a new machine two processes import torch from files that nobody has read
+        60,  # on a new machine two processes import torch from files that are not cached
     ),
     Check(
         "sync_vllm",

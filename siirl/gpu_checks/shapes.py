@@ -49,6 +49,17 @@ QWEN_7B: dict[str, Any] = {
     "max_position_embeddings": 131072,
     "tie_word_embeddings": False,
 }
+# config.json of https://huggingface.co/Qwen/Qwen2.5-1.5B
+QWEN_1_5B: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -21,7 +21,7 @@ from siirl.engine.training.weight_buckets import (
 )
 from siirl.engine.training.weight_sync import WeightSync, acting_copy
 from siirl.gpu_checks.check import Trial
-from siirl.gpu_checks.shapes import SMALL
+from siirl.gpu_checks.shapes import QWEN_1_5B, SMALL
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.checksum import RunningChecksum, checksum
 from siirl.models.language_model import LanguageModel, load_language_model
@@ -64,15 +64,8 @@ def to_acting_copy(trial: Trial) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     shape = {**SMALL, "vocab_size": 300}
-    if trial.on_gpu:  # 1.5 billion weights: Qwen2.5-1.5B
-        shape = {
-            "vocab_size": 151936,
-            "hidden_size": 1536,
-            "intermediate_size": 8960,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 12,
-            "num_key_value_heads": 2,
-        }
+    if trial.on_gpu:
+        shape = {**QWEN_1_5B, "tie_word_embeddings": False}
     with torch.device(trial.device):
         model = LanguageModel(Qwen2ForCausalLM(Qwen2Config(**shape)).eval())
     copied = acting_copy(model, torch.bfloat16)
