@@ -37,6 +37,8 @@ def require_finite(*, mask: torch.Tensor | None = None, **tensors: torch.Tensor)
 
     The message names tensor, row and position.
     """
+    if mask is not None:
+        require_same_shape(mask=mask, **tensors)
     for name, tensor in tensors.items():
         if math.isfinite(tensor.detach().sum()):  # then every entry is finite; one operation
             continue

@@ -121,7 +121,8 @@ class ServerEnd:
         self._socket.close()
 
     def _read(self, size: int) -> bytes | None:
-        with suppress(OSError):  # reset, or timed out by the system
+        # OSError: reset, or timed out by the system; ValueError: closed between two reads
+        with suppress(OSError, ValueError):
             part = self._stream.read(size)
             return part if len(part) == size else None
         return None

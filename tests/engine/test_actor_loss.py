@@ -154,6 +154,11 @@ def test_a_dual_clip_can_be_left_out():
     assert ActorLoss(ActorArguments(clip_ratio_c=None)).clip["clip_ratio_c"] is None
 
 
+def test_a_loss_without_a_dual_clip_admits_a_preset_that_turns_it_off():
+    """trainer=classic_control sets clip_ratio_c=null for every loss."""
+    ActorLoss(ActorArguments(loss="cpgd", clip_ratio_c=None))
+
+
 def test_weights_of_one_change_nothing():
     batch = trajectories(5)
     batch["rollout_log_probs"] = batch["old_log_probs"]

@@ -203,6 +203,14 @@ def test_bad_numbers_are_refused_before_the_statistics_see_them(name):
     assert not critic.model.has_seen_returns
 
 
+@pytest.mark.parametrize("name", ["values", "returns"])
+def test_a_column_of_another_shape_than_its_mask_is_named(name):
+    batch = experience(3)
+    batch[name] = batch[name][:, :-1].clone()
+    with pytest.raises(TensorError, match=f"{name} has shape .* and mask has shape"):
+        make_critic().update(batch)
+
+
 def test_a_nan_outside_of_decisions_is_ignored():
     batch = experience(3)
     batch["returns"][1, 4] = torch.nan

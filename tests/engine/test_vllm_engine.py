@@ -3,9 +3,11 @@ and their check, interruption.
 """
 
 import asyncio
+import contextlib
 import importlib.util
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import psutil
@@ -354,3 +356,20 @@ def test_without_vllm_the_install_command_is_printed(monkeypatch):
 def test_the_module_of_the_engine_does_not_import_vllm():
     code = "import sys, siirl.engine.rollout.vllm.vllm_engine; sys.exit('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@needs_vllm
+@pytest.mark.slow  # another process imports vLLM and starts it: 15 s
+def test_a_task_that_ignores_its_cancellation_does_not_hold_the_close():
+    engine = make_engine("AsyncVLLMEngine")
+
+    async def ignore_cancellation():
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    asyncio.run_coroutine_threadsafe(ignore_cancellation(), engine.loop)
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()

@@ -353,7 +353,8 @@ def _refuse_unread(
     unread += ["clip_ratio"] if own and config.clip_ratio != defaults.clip_ratio else []
     unread += (
         ["clip_ratio_c"]
-        if "clip_ratio_c" not in reads and config.clip_ratio_c != defaults.clip_ratio_c
+        if "clip_ratio_c" not in reads
+        and config.clip_ratio_c not in (None, defaults.clip_ratio_c)  # None: no dual clip
         else []
     )
     for name in unread:
