@@ -8,8 +8,9 @@ should gain little. `window` is the same with window-open, the fourth task that 
 was cloned on, which the blind control learns. `low_base` has tasks that a weaker warm start almost
 never solves: the 0/1 reward, SRPO alone and with the demonstrations of the warm start as
 references, and an oracle with the true distance; `low_base_defaults` is the same with today's
-settings of the demo. `flow` trains the shipped flow policy on the demo's tasks by each algorithm,
-and `tokens` the token policy for as many steps; both have a blind control.
+settings of the demo. `flow` trains the shipped flow policy on the demo's tasks by each algorithm
+and with each kind of noise, and has a blind control; `tokens` trains the token policy for as many
+steps. Both have today's settings.
 
 All arms of a study train for the same number of steps. `benchmarks.learning_studies` runs and
 measures them.
@@ -21,13 +22,13 @@ from benchmarks.learning_studies import Arm, Study, run_studies
 
 CLIPS = "{folder}/demonstrations.npz"  # beside a study's warm start
 CLONED_TASKS = "env.tasks=[drawer-open,door-open,window-open]"
-SDE = "actor_rollout_ref.model.options={noise: sde}"
 # The studies were measured before benchmarks.any_tasks changed the demo's settings.
 BEFORE = (
     "actor_rollout_ref.actor.ppo_epochs=2",
     "actor_rollout_ref.actor.target_kl=null",
     "actor_rollout_ref.rollout.noise_correlation=0",
 )
+OPTIONS = "actor_rollout_ref.model.options"
 BLIND = Arm(("experiment=blind",), warm_start=("--target-noise", "0", "trainer.blind=true"))
 MAIN = Study(
     common=BEFORE,
@@ -68,16 +69,19 @@ STUDIES = {
         ),
     ),
     "flow": Study(
-        common=(*BEFORE, "model=tiny_flow_vla"),
+        common=("model=tiny_flow_vla",),
         steps=60,  # the demo's
         arms={
             **ALGORITHMS,
-            "sde": Arm(("pipeline=grpo", "reward=success", SDE)),
+            **{
+                noise: Arm((*ALGORITHMS["grpo"].overrides, f"{OPTIONS}={{noise: {noise}}}"))
+                for noise in ("learnt", "sde")
+            },
             "blind": BLIND,
         },
         shipped="assets/tiny_flow_vla",
     ),
-    "tokens": Study(common=BEFORE, steps=60, arms=ALGORITHMS),
+    "tokens": Study(common=(), steps=60, arms=ALGORITHMS),
     "low_base": LOW_BASE,
     "low_base_defaults": replace(LOW_BASE, common=LOW_BASE_TASKS),
 }

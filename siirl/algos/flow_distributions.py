@@ -1,14 +1,16 @@
-"""Flow matching as an action distribution, with the two published definitions of log-probs.
+"""Flow matching as an action distribution, with three definitions of log-probs.
 
 A network gives the velocity v(x, t) along the straight paths x_t = t a + (1 - t) e from noise e at
 time 0 to a chunk of actions a at time 1 (Lipman et al. 2023, arXiv 2210.02747). K Euler steps of
-size d = 1/K from a random x_0 make a chunk, but its log-prob is unknown. Both definitions therefore
-make steps random:
+size d = 1/K from a random x_0 make a chunk, but its log-prob is unknown. Each definition therefore
+makes something else random:
 
 `FlowNoise`: every step, with a learnt deviation (Flow-Noise of piRL, arXiv 2510.25889, section 4.1;
 ReinFlow, arXiv 2505.22094, section 4). A choice is the whole chain, and its log-prob is exact.
 `FlowSDE`: one step, drawn at random; it is a step of a stochastic differential equation with the
 same marginals (Flow-SDE of piRL, section 4.2, with its hybrid sampling). A choice is this step.
+`FlowEnd`: only the end of the chain from x_0 = 0, by a Gaussian with a learnt deviation. A choice
+is the chunk.
 
 A log-prob of a token is the sum over the random steps: their Gaussians are diagonal, so that tokens
 are independent given the chain. Actions of a chunk that were not executed are left out of the
@@ -34,6 +36,7 @@ from torch.nn import functional
 
 from siirl.algos.distributions import (
     ActionDistribution,
+    Gaussian,
     normal_entropy,
     normal_log_prob,
     standard_normal,
@@ -56,7 +59,7 @@ class Velocity(Protocol):
 
 @dataclass(eq=False)
 class FlowDistribution(ActionDistribution):
-    """Common base of both definitions.
+    """Common base of the definitions.
 
     Args:
         velocity: Called once for all steps of a scored choice, and once per step to sample.
@@ -107,6 +110,11 @@ class FlowDistribution(ActionDistribution):
         """See `ActionDistribution.check_settings`."""
         super().check_settings(temperature=temperature, top_p=top_p, entropy_coef=entropy_coef)
         _require_no_temperature(cls.__name__, temperature)
+
+    @staticmethod
+    @abc.abstractmethod
+    def uniforms(*, tokens: int, unseen: int, steps: int) -> int:
+        """U, the uniform numbers that sample a chunk."""
 
     @abc.abstractmethod
     def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
@@ -166,8 +174,13 @@ class FlowNoise(FlowDistribution):
 
     log_std: torch.Tensor = field(kw_only=True)
 
+    @staticmethod
+    def uniforms(*, tokens: int, unseen: int, steps: int) -> int:
+        """See `FlowDistribution.uniforms`: x_0, and the noise of each step."""
+        return tokens + unseen + steps * tokens
+
     def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
-        """See `ActionDistribution.sample`; U is F + K T."""
+        """See `ActionDistribution.sample`."""
         numbers = self.tokens + self.unseen
         first_NF, others = standard_normal(uniforms_NU).tensor_split([numbers], dim=1)
         noise_NST = others.view(-1, self.steps, self.tokens)
@@ -220,6 +233,51 @@ class FlowNoise(FlowDistribution):
 
 
 @dataclass(eq=False)
+class FlowEnd(FlowDistribution):
+    """A Gaussian around the end of the chain without noise, which starts at the mode of x_0.
+
+    Choices are chunks [N, T]. The log-prob is exact, and its gradient passes through all steps;
+    with the other definitions the stored state before a random step is given. Chunks that only
+    another x_0 leads to are not explored.
+
+    Args:
+        log_std: [N, T], computed from the observation.
+    """
+
+    log_std: torch.Tensor = field(kw_only=True)
+
+    @staticmethod
+    def uniforms(*, tokens: int, unseen: int, steps: int) -> int:
+        """See `FlowDistribution.uniforms`: the noise of the end."""
+        return tokens
+
+    def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
+        """See `ActionDistribution.sample`."""
+        return self._gaussian().sample(uniforms_NU)
+
+    def mode(self) -> torch.Tensor:
+        """The end of the chain."""
+        return self._gaussian().mode()
+
+    def log_prob(self, choices: torch.Tensor) -> torch.Tensor:
+        """See `ActionDistribution.log_prob`."""
+        return self._gaussian().log_prob(choices)
+
+    def entropy(self) -> torch.Tensor:
+        """See `ActionDistribution.entropy`."""
+        return normal_entropy(self.log_std.float())
+
+    def act(
+        self, uniforms_NU: torch.Tensor | None, *, top_p: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `ActionDistribution.act`; denoises once."""
+        return self._gaussian().act(uniforms_NU, top_p=top_p)
+
+    def _gaussian(self) -> Gaussian:
+        return Gaussian(self._euler_chain()[-1][:, : self.tokens], self.log_std)
+
+
+@dataclass(eq=False)
 class FlowSDE(FlowDistribution):
     """One step, drawn uniformly for each chunk, is random; the others are Euler steps.
 
@@ -233,8 +291,13 @@ class FlowSDE(FlowDistribution):
 
     noise: float = field(kw_only=True)
 
+    @staticmethod
+    def uniforms(*, tokens: int, unseen: int, steps: int) -> int:
+        """See `FlowDistribution.uniforms`: x_0, the noise of the random step, its number."""
+        return tokens + unseen + tokens + 1
+
     def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
-        """See `ActionDistribution.sample`; U is F + T + 1."""
+        """See `ActionDistribution.sample`."""
         step_N1 = (uniforms_NU[:, -1:] * self.steps).long().clamp(max=self.steps - 1)
         normal = standard_normal(uniforms_NU[:, :-1])
         x_NF, noise_NT = normal.tensor_split([self.tokens + self.unseen], dim=1)
@@ -286,7 +349,7 @@ class FlowSDE(FlowDistribution):
             raise ConfigError(
                 f"actor_rollout_ref.actor.entropy_coef={entropy_coef}: the entropy of "
                 f"{cls.__name__} depends on no weight, so this term would do nothing; leave it at "
-                "0, or learn the noise (FlowNoise; model=tiny_flow_vla: options.noise=learnt)."
+                "0, or learn the noise (actor_rollout_ref.model.options.noise=learnt or end)."
             )
 
     def _transition(

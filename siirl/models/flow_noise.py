@@ -1,23 +1,31 @@
-"""Options of a flow's random steps, shared by the flow policies.
+"""Options of a flow's noise, shared by the flow policies.
 
-`siirl.algos.flow_distributions` has the two kinds; here are their names, defaults and checks.
+`siirl.algos.flow_distributions` has the three kinds; here are their names, defaults and checks.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-LEARNT, SDE = "learnt", "sde"
+from siirl.algos.flow_distributions import FlowEnd, FlowNoise, FlowSDE
+
+LEARNT, END, SDE = "learnt", "end", "sde"
+DISTRIBUTIONS = {LEARNT: FlowNoise, END: FlowEnd, SDE: FlowSDE}
+LEARNING = (LEARNT, END)
+"""Kinds with a learnt deviation."""
 NOISE_LEVEL = 0.5  # piRL's on LIBERO
 PAIR = 2
-READ_WITH = {"noise_level": SDE, "noise_std": LEARNT}
-"""Options that only one kind of noise reads."""
+READ_WITH = {"noise_level": (SDE,), "noise_std": LEARNING}
+"""Options that only some kinds of noise read."""
 
 
 def require_noise(noise: Any, level: Any, bounds: Any) -> None:
     """Raise ValueError for an unknown kind, or a level or bounds that are not positive numbers."""
-    if noise not in (LEARNT, SDE):
-        raise ValueError(f"noise={noise!r} must be {LEARNT!r} (Flow-Noise) or {SDE!r} (Flow-SDE).")
+    if noise not in DISTRIBUTIONS:
+        raise ValueError(
+            f"noise={noise!r} must be {LEARNT!r} (Flow-Noise), {SDE!r} (Flow-SDE) or {END!r} "
+            "(added to the denoised chunk)."
+        )
     if type(level) not in (int, float) or not 0 < level < math.inf:
         raise ValueError(f"noise_level={level!r} must be a positive number.")
     numbers = [bound for bound in bounds if type(bound) in (int, float)]
@@ -26,9 +34,10 @@ def require_noise(noise: Any, level: Any, bounds: Any) -> None:
 
 
 def require_read(options: Mapping[str, Any], *, noise: str) -> None:
-    """Raise ValueError for an option that only the other kind of noise reads."""
-    for name, kind in READ_WITH.items():
-        if name in options and noise != kind:
+    """Raise ValueError for an option that only other kinds of noise read."""
+    for name, kinds in READ_WITH.items():
+        if name in options and noise not in kinds:
             raise ValueError(
-                f"{name} is read with noise={kind}, but the policy has noise={noise}: leave it out."
+                f"{name} is read with noise={' or '.join(kinds)}, but the policy has "
+                f"noise={noise}: leave it out."
             )

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import nn
 
-from siirl.algos.flow_distributions import FlowDistribution, FlowNoise, FlowSDE
+from siirl.algos.flow_distributions import FlowDistribution, FlowEnd, FlowNoise, FlowSDE
 from siirl.files.weight_files import CONFIG_FILE
 from siirl.models.action_tokenizer import ContinuousActions
-from siirl.models.flow_noise import LEARNT, SDE
+from siirl.models.flow_noise import DISTRIBUTIONS, END, LEARNING, SDE
 from siirl.models.policy import Policy
 from siirl.models.prefix_layers import Prefix
 
@@ -177,7 +177,7 @@ class FlowVLA(Policy):
         self.folder = folder
         self.action_tokenizer: NormalisedActions = actions
         self.chunk_length = io_format.chunk_length
-        self.distribution = FlowNoise if flow.noise == LEARNT else FlowSDE
+        self.distribution = DISTRIBUTIONS[flow.noise]
         self.model = network
         self.feature_size = feature_size
         moved = io_format.chunk_size * io_format.max_action_dim
@@ -187,18 +187,17 @@ class FlowVLA(Policy):
         is_token_KA[: self.chunk_length, : actions.dimensions] = True
         order_F = torch.cat([place_KA[is_token_KA], place_KA[~is_token_KA]])
         self.register_buffer("order_F", order_F, persistent=False)
-        if flow.noise == LEARNT:
+        if flow.noise in LEARNING:
             self.deviation = nn.Linear(feature_size, flow.steps)
             nn.init.zeros_(self.deviation.weight)
             nn.init.zeros_(self.deviation.bias)
 
     @property
     def uniforms_per_chunk(self) -> int:
-        """See `Policy.uniforms_per_chunk`: for the initial noise and the random steps."""
-        moved = self.tokens_per_chunk + self.unseen
-        if self.flow.noise == LEARNT:
-            return moved + self.flow.steps * self.tokens_per_chunk
-        return moved + self.tokens_per_chunk + 1
+        """See `Policy.uniforms_per_chunk`."""
+        return self.distribution.uniforms(
+            tokens=self.tokens_per_chunk, unseen=self.unseen, steps=self.flow.steps
+        )
 
     def prepare(
         self, *, images: NDArray[np.uint8] | None, proprioception: NDArray[np.float32] | None
@@ -229,8 +228,10 @@ class FlowVLA(Policy):
         }
         if self.flow.noise == SDE:
             return FlowSDE(velocity, prefix.context, noise=self.flow.noise_level, **sizes)
-        log_std = self._log_std(prefix.features_NW)
-        return FlowNoise(velocity, prefix.context, log_std=log_std, **sizes)
+        log_std_NST = self._log_std(prefix.features_NW)
+        if self.flow.noise == END:
+            return FlowEnd(velocity, prefix.context, log_std=log_std_NST[:, -1], **sizes)
+        return FlowNoise(velocity, prefix.context, log_std=log_std_NST, **sizes)
 
     def features(
         self,
@@ -245,7 +246,7 @@ class FlowVLA(Policy):
     def drop_head(self) -> None:
         """See `Policy.drop_head`."""
         self._drop_velocity()
-        if self.flow.noise == LEARNT:
+        if self.flow.noise in LEARNING:
             del self.deviation
 
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.files.documents import is_count, read_object
 from siirl.files.weight_files import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 from siirl.models.action_tokenizer import ContinuousActions
-from siirl.models.flow_noise import LEARNT, require_noise
+from siirl.models.flow_noise import LEARNING, require_noise
 from siirl.models.flow_vla import (
     DEVIATION,
     FlowSettings,
@@ -243,7 +243,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
 
 def new_deviation(policy: FlowVLA, folder: Path) -> dict[str, torch.Tensor]:
     """Weights of learnt noise for a checkpoint without them; a run's checkpoint has them."""
-    if policy.flow.noise != LEARNT or f"{DEVIATION}.weight" in stored_shapes(folder):
+    if policy.flow.noise not in LEARNING or f"{DEVIATION}.weight" in stored_shapes(folder):
         return {}
     return {
         f"{DEVIATION}.{name}": torch.zeros(weight.shape)

@@ -26,7 +26,7 @@ from envs.base import EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.files.paths import find
 from siirl.files.weight_files import TOKENIZER_FILE
-from siirl.models.flow_noise import LEARNT, NOISE_LEVEL, SDE, require_read
+from siirl.models.flow_noise import LEARNING, NOISE_LEVEL, SDE, require_read
 from siirl.models.flow_vla import DEVIATION
 from siirl.models.lerobot_folder import (
     NOISE_STD,
@@ -166,7 +166,7 @@ def load_pi(
             the checkpoint was trained with. LeRobot masks missing cameras.
         chunk_length: Actions executed of a chunk; None: the checkpoint's `n_action_steps`.
         steps: Denoising steps; None: the checkpoint's `num_inference_steps`.
-        noise: `sde` (Flow-SDE), or `learnt` (Flow-Noise), which adds a small layer to new weights.
+        noise: `sde` (Flow-SDE); `learnt` (Flow-Noise) and `end` add a small layer to new weights.
         noise_level: Noise level of Flow-SDE.
         noise_std: Bounds of a learnt deviation, in deviations of the data's actions.
         train_expert_only: Freeze PaliGemma; False trains all weights. The checkpoint's own flag
@@ -258,7 +258,7 @@ def _planned(policy: Pi, folder: Path) -> PlannedWeights:
         return HEAD if with_prefix(name) == WORDS else with_prefix(name)
 
     def left_out(name: str) -> bool:
-        is_deviation = name.startswith(DEVIATION) and policy.flow.noise != LEARNT
+        is_deviation = name.startswith(DEVIATION) and policy.flow.noise not in LEARNING
         return is_deviation or (has_words and with_prefix(name) == HEAD)
 
     return plan_weights(

@@ -22,7 +22,7 @@ from siirl.files.hub_files import local_copy
 from siirl.files.hub_place import MODEL, HubPlace, is_hub_id
 from siirl.files.paths import find
 from siirl.files.weight_files import CONFIG_FILE
-from siirl.models.flow_noise import LEARNT, NOISE_LEVEL, SDE, require_read
+from siirl.models.flow_noise import LEARNING, NOISE_LEVEL, SDE, require_read
 from siirl.models.flow_vla import DEVIATION
 from siirl.models.lerobot_folder import (
     NOISE_STD,
@@ -98,7 +98,7 @@ def load_smolvla(
             the checkpoint was trained with. LeRobot also leaves out missing cameras.
         chunk_length: Actions executed of a chunk; None: the checkpoint's `n_action_steps`.
         steps: Denoising steps; None: the checkpoint's `num_steps`.
-        noise: `sde` (Flow-SDE), or `learnt` (Flow-Noise), which adds a small layer to new weights.
+        noise: `sde` (Flow-SDE); `learnt` (Flow-Noise) and `end` add a small layer to new weights.
         noise_level: Noise level of Flow-SDE.
         noise_std: Bounds of a learnt deviation, in deviations of the data's actions.
         train_expert_only: Freeze the vision-language model; None: the checkpoint's value.
@@ -149,7 +149,7 @@ def load_smolvla(
     policy.planned = plan_weights(
         policy,
         folder,
-        left_out=lambda name: name.startswith(DEVIATION) and noise != LEARNT,
+        left_out=lambda name: name.startswith(DEVIATION) and noise not in LEARNING,
         further=new_deviation(policy, folder),
     )
     if weights:

@@ -1,10 +1,10 @@
 """The shipped tiny flow policy: the tiny VLA's backbone, and a head that denoises chunks of
 actions.
 
-It is cloned by flow matching and improved by RL with one of two kinds of random steps
-(`siirl.algos.flow_distributions`): `noise=learnt` (Flow-Noise) or `noise=sde` (Flow-SDE). The head
+It is cloned by flow matching and improved by RL with one of three kinds of noise
+(`siirl.algos.flow_distributions`): `noise=end`, `learnt` (Flow-Noise) or `sde` (Flow-SDE). The head
 is small, because a sampled chunk takes `steps` passes through it. It has two hidden layers; the
-first reads the observation's features once for all steps.
+part of the first that reads the observation's features is computed once for all steps.
 """
 
 # N observation, T token of a chunk, S step of denoising, D feature, E entry of a time's embedding
@@ -22,10 +22,19 @@ from torch import nn
 from torch.nn import functional
 
 from envs.base import EnvSpec
-from siirl.algos.flow_distributions import FlowDistribution, FlowNoise, FlowSDE
+from siirl.algos.flow_distributions import FlowDistribution, FlowEnd, FlowNoise, FlowSDE
 from siirl.models.action_tokenizer import ContinuousActions
 from siirl.models.flops import linear_flops
-from siirl.models.flow_noise import LEARNT, NOISE_LEVEL, SDE, require_noise, require_read
+from siirl.models.flow_noise import (
+    DISTRIBUTIONS,
+    END,
+    LEARNING,
+    LEARNT,
+    NOISE_LEVEL,
+    SDE,
+    require_noise,
+    require_read,
+)
 from siirl.models.tiny_backbone import (
     TinyConfig,
     TinyPolicy,
@@ -52,11 +61,11 @@ class TinyFlowVLAConfig(TinyConfig):
 
     action_tokenizer: ContinuousActions
     steps: int = 4  # piRL's on LIBERO
-    noise: str = LEARNT
+    noise: str = END
     noise_level: float = NOISE_LEVEL
     """Read with noise=sde."""
     noise_std: tuple[float, float] = NOISE_STD
-    """Bounds of a step's deviation; read with noise=learnt."""
+    """Bounds of a learnt deviation; read with noise=end and noise=learnt."""
 
     @classmethod
     def for_env(
@@ -67,7 +76,7 @@ class TinyFlowVLAConfig(TinyConfig):
         width: int = 256,
         instruction_length: int = 24,
         steps: int = 4,
-        noise: str = LEARNT,
+        noise: str = END,
         noise_level: float = NOISE_LEVEL,
         noise_std: Sequence[float] = NOISE_STD,
     ) -> TinyFlowVLAConfig:
@@ -127,26 +136,26 @@ class TinyFlowVLA(TinyPolicy):
     def __init__(self, config: TinyFlowVLAConfig) -> None:
         super().__init__(config)
         self.action_tokenizer = config.action_tokenizer
-        self.distribution = FlowNoise if config.noise == LEARNT else FlowSDE
+        self.distribution = DISTRIBUTIONS[config.noise]
         assert self.feature_size is not None
         self.velocity = VelocityNetwork(
             features=self.feature_size, tokens=self.tokens_per_chunk, width=config.width
         )
-        if config.noise == LEARNT:
+        if config.noise in LEARNING:
             self.deviation = nn.Linear(self.feature_size + 2 * FREQUENCIES, self.tokens_per_chunk)
             nn.init.zeros_(self.deviation.weight)
             nn.init.zeros_(self.deviation.bias)
 
     @property
     def uniforms_per_chunk(self) -> int:
-        """See `Policy.uniforms_per_chunk`: for the initial noise and the random steps."""
-        if self.config.noise == LEARNT:
-            return (self.config.steps + 1) * self.tokens_per_chunk
-        return 2 * self.tokens_per_chunk + 1
+        """See `Policy.uniforms_per_chunk`."""
+        return self.distribution.uniforms(
+            tokens=self.tokens_per_chunk, unseen=0, steps=self.config.steps
+        )
 
     def observation_flops(self, instruction_ids: torch.Tensor) -> int:
         """See `Policy.observation_flops`: operations of a scored choice."""
-        steps = self.config.steps if self.config.noise == LEARNT else 1
+        steps = self.config.steps if self.config.noise in LEARNING else 1
         of_further_steps = (steps - 1) * self.velocity.flops_per_step()
         if self.config.noise == LEARNT:
             of_further_steps += (steps - 1) * linear_flops(self.deviation)
@@ -166,17 +175,23 @@ class TinyFlowVLA(TinyPolicy):
             instruction_ids=instruction_ids,
         )
         tokens, steps = self.tokens_per_chunk, self.config.steps
+        context_ND = self.velocity.observed(features_ND)
         if self.config.noise == SDE:
             return FlowSDE(
                 self.velocity,
-                features_ND,
+                context_ND,
                 tokens=tokens,
                 steps=steps,
                 noise=self.config.noise_level,
             )
+        if self.config.noise == END:
+            log_std_NT = self._log_std(features_ND, first_step=steps - 1)[:, 0]
+            return FlowEnd(
+                self.velocity, context_ND, tokens=tokens, steps=steps, log_std=log_std_NT
+            )
         return FlowNoise(
             self.velocity,
-            features_ND,
+            context_ND,
             tokens=tokens,
             steps=steps,
             log_std=self._log_std(features_ND),
@@ -185,15 +200,15 @@ class TinyFlowVLA(TinyPolicy):
     def drop_head(self) -> None:
         """See `Policy.drop_head`."""
         del self.velocity
-        if self.config.noise == LEARNT:
+        if self.config.noise in LEARNING:
             del self.deviation
 
-    def _log_std(self, features_ND: torch.Tensor) -> torch.Tensor:
+    def _log_std(self, features_ND: torch.Tensor, *, first_step: int = 0) -> torch.Tensor:
         """Log-deviations [N, S, T] within their bounds, by a tanh as in ReinFlow and RLinf."""
         steps = self.config.steps
-        time_S = torch.arange(steps, device=features_ND.device) / steps
+        time_S = torch.arange(first_step, steps, device=features_ND.device) / steps
         time_NSE = embed_time(time_S).to(features_ND.dtype).expand(len(features_ND), -1, -1)
-        seen_NSD = features_ND[:, None].expand(-1, steps, -1)
+        seen_NSD = features_ND[:, None].expand(-1, len(time_S), -1)
         share_NST = (torch.tanh(self.deviation(torch.cat([seen_NSD, time_NSE], -1))) + 1) / 2
         low, high = (math.log(bound) for bound in self.config.noise_std)
         return low + (high - low) * share_NST
@@ -202,11 +217,13 @@ class TinyFlowVLA(TinyPolicy):
         """This policy, with the sampling options of `config` that `options` names.
 
         Raises:
-            ValueError: Learnt noise for weights that have none.
+            ValueError: A learnt deviation for weights that have none.
         """
         asked = {name: getattr(config, name) for name in SAMPLING if name in options}
-        if asked.get("noise") == LEARNT and self.config.noise == SDE:
-            raise ValueError("noise='learnt' needs weights that were made with it.")
+        if asked.get("noise") in LEARNING and self.config.noise == SDE:
+            raise ValueError(
+                f"noise={asked['noise']!r} needs weights that were made with a learnt deviation."
+            )
         changed = TinyFlowVLA(dataclasses.replace(self.config, **asked))
         weights = self.state_dict()
         changed.load_state_dict({name: weights[name] for name in changed.state_dict()})
@@ -214,7 +231,10 @@ class TinyFlowVLA(TinyPolicy):
 
 
 class VelocityNetwork(nn.Module):
-    """v(x, t) given features: the contract of `siirl.algos.flow_distributions.Velocity`."""
+    """v(x, t): the contract of `siirl.algos.flow_distributions.Velocity`.
+
+    Its context is `observed` of the features.
+    """
 
     def __init__(self, *, features: int, tokens: int, width: int) -> None:
         super().__init__()
@@ -228,7 +248,7 @@ class VelocityNetwork(nn.Module):
     ) -> torch.Tensor:
         """Velocities [N, S, T]."""
         place = torch.cat([x_NST, embed_time(time_NS)], dim=-1).to(context_ND.dtype)
-        hidden = functional.silu(self.observed(context_ND)[:, None] + self.moved(place))
+        hidden = functional.silu(context_ND[:, None] + self.moved(place))
         return self.out(functional.silu(self.hidden(hidden)))
 
     def flops_per_step(self) -> int:

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from siirl.algos.flow_distributions import AFTER, BEFORE, STEP, VALUE, FlowNoise, FlowSDE
+from siirl.algos.flow_distributions import (
+    AFTER,
+    BEFORE,
+    STEP,
+    VALUE,
+    FlowEnd,
+    FlowNoise,
+    FlowSDE,
+)
 from siirl.errors import ConfigError
 
 TOKENS, STEPS = 3, 4
@@ -40,6 +48,16 @@ def flow_noise(rows: int, *, velocity=linear_velocity, steps: int = STEPS) -> Fl
     )
 
 
+def flow_end(rows: int, *, velocity=linear_velocity, steps: int = STEPS) -> FlowEnd:
+    return FlowEnd(
+        velocity,
+        torch.zeros(rows, 1),
+        tokens=TOKENS,
+        steps=steps,
+        log_std=torch.linspace(-2, -1, TOKENS).expand(rows, -1),
+    )
+
+
 def flow_sde(rows: int, *, velocity=linear_velocity, steps: int = STEPS, noise=0.5) -> FlowSDE:
     return FlowSDE(velocity, torch.zeros(rows, 1), tokens=TOKENS, steps=steps, noise=noise)
 
@@ -49,9 +67,7 @@ def uniforms(rows: int, numbers: int, *, seed: int = 0) -> torch.Tensor:
 
 
 def numbers_of(distribution) -> int:
-    return (
-        (distribution.steps + 1) * TOKENS if isinstance(distribution, FlowNoise) else 2 * TOKENS + 1
-    )
+    return distribution.uniforms(tokens=TOKENS, unseen=0, steps=distribution.steps)
 
 
 def joint_of_the_linear_chain(distribution: FlowNoise) -> torch.distributions.MultivariateNormal:
@@ -122,7 +138,7 @@ def test_a_random_step_of_the_exact_flow_keeps_the_distribution_of_actions():
     assert float(values.std()) == pytest.approx(0.3, abs=0.02)
 
 
-@pytest.mark.parametrize("make", [flow_noise, flow_sde])
+@pytest.mark.parametrize("make", [flow_noise, flow_sde, flow_end])
 def test_the_mode_is_the_chain_of_euler_steps_from_zero(make):
     x = torch.zeros(1, 1, TOKENS)
     for step in range(STEPS):
@@ -131,13 +147,13 @@ def test_the_mode_is_the_chain_of_euler_steps_from_zero(make):
     torch.testing.assert_close(distribution.values(distribution.mode()), x[:, 0])
 
 
-@pytest.mark.parametrize("make", [flow_noise, flow_sde])
+@pytest.mark.parametrize("make", [flow_noise, flow_sde, flow_end])
 def test_the_mode_has_a_finite_log_prob(make):
     distribution = make(2)
     assert distribution.log_prob(distribution.mode()).isfinite().all()
 
 
-@pytest.mark.parametrize("make", [flow_noise, flow_sde])
+@pytest.mark.parametrize("make", [flow_noise, flow_sde, flow_end])
 def test_a_row_does_not_depend_on_the_others_of_its_batch(make):
     together = make(4)
     numbers = uniforms(4, numbers_of(together))
@@ -147,7 +163,7 @@ def test_a_row_does_not_depend_on_the_others_of_its_batch(make):
 
 
 def test_uniform_numbers_at_the_ends_make_finite_chains():
-    for distribution in (flow_noise(2), flow_sde(2)):
+    for distribution in (flow_noise(2), flow_sde(2), flow_end(2)):
         ends = torch.tensor([[0.0], [1 - 2**-24]]).expand(-1, numbers_of(distribution))
         assert distribution.sample(ends).isfinite().all()
 
@@ -190,6 +206,50 @@ def test_learnt_noise_may_have_an_entropy_term():
     FlowNoise.check_settings(temperature=1.0, top_p=1.0, entropy_coef=0.01)
 
 
+def test_noise_of_the_end_has_a_log_prob_whose_gradient_passes_through_all_steps():
+    """v = b - 0.9 x from 0: the mean is b times a geometric sum."""
+    shift = torch.tensor([0.3, -0.2, 0.5], requires_grad=True)
+    distribution = flow_end(6, velocity=lambda context, x, time: shift - 0.9 * x)
+    slope = sum((1 - 0.9 / STEPS) ** step for step in range(STEPS)) / STEPS
+    normal = torch.distributions.Normal(shift * slope, distribution.log_std[0].exp())
+    choices = distribution.sample(uniforms(6, TOKENS)).detach()
+    found, expected = distribution.log_prob(choices), normal.log_prob(choices)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(distribution.entropy()[0], normal.entropy())
+    gradients = [torch.autograd.grad(each.sum(), shift)[0] for each in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_acting_with_noise_of_the_end_denoises_once():
+    calls = []
+
+    def velocity(context_ND, x_NST, time_NS):
+        calls.append(float(time_NS[0, 0]))
+        return linear_velocity(context_ND, x_NST, time_NS)
+
+    distribution = flow_end(2, velocity=velocity)
+    choices, log_probs = distribution.act(uniforms(2, TOKENS))
+    assert calls == [step / STEPS for step in range(STEPS)]
+    torch.testing.assert_close(log_probs, distribution.log_prob(choices))
+
+
+def test_noise_of_the_end_leaves_unseen_numbers_without_noise():
+    distribution = FlowEnd(
+        wider_velocity,
+        torch.zeros(1, 1),
+        tokens=TOKENS,
+        unseen=UNSEEN,
+        steps=STEPS,
+        log_std=torch.full((1, TOKENS), -9.0),
+    )
+    x = torch.zeros(1, 1, TOKENS + UNSEEN)
+    for step in range(STEPS):
+        x = x + wider_velocity(None, x, torch.tensor([[step / STEPS]])) / STEPS
+    choices = distribution.sample(uniforms(1, TOKENS))
+    assert choices.shape == (1, TOKENS)
+    torch.testing.assert_close(choices, x[:, 0, :TOKENS], rtol=0, atol=1e-3)
+
+
 def test_a_choice_of_flow_sde_ends_where_euler_steps_lead_from_its_random_step():
     distribution = flow_sde(1)
     numbers = uniforms(1, numbers_of(distribution))
@@ -199,16 +259,18 @@ def test_a_choice_of_flow_sde_ends_where_euler_steps_lead_from_its_random_step()
     torch.testing.assert_close(choice[:, AFTER], choice[:, VALUE])
 
 
-@pytest.mark.parametrize("kind", [FlowNoise, FlowSDE])
+@pytest.mark.parametrize("kind", [FlowNoise, FlowSDE, FlowEnd])
 def test_a_policy_gradient_moves_actions_towards_the_reward(kind):
     """REINFORCE on the reward -(a - 0.5)^2, of a flow whose velocity is a shift b: a has the mean b
     (for Flow-SDE, less what the step pulls towards the noise's mean, 0).
     """
     shift = torch.zeros(TOKENS, requires_grad=True)
     optimizer = torch.optim.Adam([shift], lr=0.05)
-    named = (
-        {"log_std": torch.full((128, STEPS, TOKENS), -1.5)} if kind is FlowNoise else {"noise": 0.5}
-    )
+    named = {
+        FlowNoise: {"log_std": torch.full((128, STEPS, TOKENS), -1.5)},
+        FlowEnd: {"log_std": torch.full((128, TOKENS), -1.5)},
+        FlowSDE: {"noise": 0.5},
+    }[kind]
 
     def velocity(context_ND, x_NST, time_NS):
         return shift - 0.9 * x_NST

@@ -32,7 +32,7 @@ def sizes(noise: str) -> str:
     return f"{OPTIONS}={{chunk_length: 4, width: 16, noise: {noise}}}"
 
 
-@pytest.mark.parametrize("noise", ["learnt", "sde"])
+@pytest.mark.parametrize("noise", ["learnt", "sde", "end"])
 @pytest.mark.parametrize("pipeline", ["grpo", "ppo"])
 def test_a_flow_is_updated_with_log_probs_that_rollout_and_training_share(
     tmp_path, pipeline, noise
@@ -56,7 +56,7 @@ def test_a_resumed_flow_run_equals_one_that_was_not_interrupted_bit_for_bit(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", ["learnt", "sde"])
+@pytest.mark.parametrize("noise", ["learnt", "sde", "end"])
 def test_srpo_updates_the_shipped_flow_on_meta_world(tmp_path, noise):
     words = (
         "env=metaworld", "trainer=smoke", "model=tiny_flow_vla", "cluster=local", "trainer.max_minutes=null",
@@ -73,7 +73,7 @@ def test_srpo_updates_the_shipped_flow_on_meta_world(tmp_path, noise):
         (("actor_rollout_ref.rollout.top_p=0.9",), r"top_p=0\.9: .* leave it at 1"),
         (
             (sizes("sde"), "actor_rollout_ref.actor.entropy_coef=0.01"),
-            r"entropy_coef=0\.01: .* options\.noise=learnt",
+            r"entropy_coef=0\.01: .*model\.options\.noise=learnt",
         ),
         (("env.id=CartPole-v1",), "choose a policy with tokens, such as model=tiny_vla"),
         ((f"{OPTIONS}={{noise: white}}",), "noise='white' must be 'learnt'"),

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from siirl.algos.flow_distributions import FlowNoise, FlowSDE
+from siirl.algos.flow_distributions import FlowEnd, FlowNoise, FlowSDE
 from siirl.errors import ConfigError
 from siirl.models.pi_checkpoint import HEAD, WORDS
 from siirl.models.pi_parts import scaled_and_centred
@@ -155,7 +155,9 @@ def test_published_names_are_read_as_lerobots_own(tmp_path, kind, policy, observ
     assert torch.equal(euler(again, observation, reference["noise"]), expected)
 
 
-@pytest.mark.parametrize(("noise", "distribution"), [("sde", FlowSDE), ("learnt", FlowNoise)])
+@pytest.mark.parametrize(
+    ("noise", "distribution"), [("sde", FlowSDE), ("learnt", FlowNoise), ("end", FlowEnd)]
+)
 def test_a_sampled_chunk_has_the_log_prob_that_training_computes(
     kind, noise, distribution, observation
 ):

@@ -118,7 +118,7 @@ def test_weights_of_which_some_are_missing_or_wrong_are_refused(tmp_path, change
     [
         ({"chunk_length": 7}, "chunk_length=7 must be from 1 to 6"),
         ({"steps": 0}, "steps=0 must be a whole number"),
-        ({"noise_std": [0.1, 0.2]}, "noise_std is read with noise=learnt"),
+        ({"noise_std": [0.1, 0.2]}, "noise_std is read with noise=learnt or end"),
         ({"images": 3}, "images=3 must be from 1 to 2"),
         ({"pad_state": 1}, "pad_state=1 must be true or false"),
         ({"train_expert_only": "no"}, "train_expert_only='no' must be true or false"),

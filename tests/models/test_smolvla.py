@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from siirl.algos.flow_distributions import FlowNoise, FlowSDE
+from siirl.algos.flow_distributions import FlowEnd, FlowNoise, FlowSDE
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.policy_loader import build_policy, save_policy
 from siirl.models.prefix_layers import embed_time
@@ -130,7 +130,9 @@ def test_other_kinds_of_attention_are_lerobots(tmp_path, variant, reference, tas
     )
 
 
-@pytest.mark.parametrize(("noise", "kind"), [("sde", FlowSDE), ("learnt", FlowNoise)])
+@pytest.mark.parametrize(
+    ("noise", "kind"), [("sde", FlowSDE), ("learnt", FlowNoise), ("end", FlowEnd)]
+)
 def test_a_sampled_chunk_has_the_log_prob_that_training_computes(noise, kind, reference, tasks):
     policy = make(noise=noise)
     require_same_log_probs(policy, observed(policy, reference, tasks), kind)
@@ -264,7 +266,7 @@ def test_a_config_that_siirl_cannot_follow_is_refused(tmp_path, changes, told):
         ({"chunk_length": 7}, "chunk_length=7 must be from 1 to 6"),
         ({"steps": 0}, "steps=0 must be a whole number"),
         ({"noise": "white"}, "noise='white' must be 'learnt'"),
-        ({"noise_std": [0.1, 0.2]}, "noise_std is read with noise=learnt"),
+        ({"noise_std": [0.1, 0.2]}, "noise_std is read with noise=learnt or end"),
         ({"images": 3}, "images=3 must be from 1 to 2"),
         ({"train_expert_only": "no"}, "train_expert_only='no' must be true or false"),
         ({"freeze_vision_encoder": 0}, "freeze_vision_encoder=0 must be true or false"),

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from envs.registry import env_spec
-from siirl.algos.flow_distributions import FlowNoise, FlowSDE
+from siirl.algos.flow_distributions import FlowEnd, FlowNoise, FlowSDE
 from siirl.errors import CheckpointError, ConfigError
 from siirl.models import ContinuousActions, Policy, save_policy
 from siirl.models.policy_loader import build_policy
@@ -33,7 +33,9 @@ def seen(policy: Policy, rows: int = 2) -> dict[str, torch.Tensor | None]:
     }
 
 
-@pytest.mark.parametrize(("noise", "kind"), [("learnt", FlowNoise), ("sde", FlowSDE)])
+@pytest.mark.parametrize(
+    ("noise", "kind"), [("learnt", FlowNoise), ("sde", FlowSDE), ("end", FlowEnd)]
+)
 def test_it_returns_the_distribution_that_it_names(noise, kind):
     policy = build(width=8, chunk_length=3, noise=noise)
     distribution = policy(**seen(policy))
@@ -46,7 +48,7 @@ def test_it_returns_the_distribution_that_it_names(noise, kind):
     assert distribution.values(choices).shape == (2, 3)
 
 
-@pytest.mark.parametrize("noise", ["learnt", "sde"])
+@pytest.mark.parametrize("noise", ["learnt", "sde", "end"])
 def test_the_operations_of_a_scored_choice_are_those_that_torch_counts(noise):
     policy = build(width=8, steps=3, noise=noise)
     observation = seen(policy, rows=1)
@@ -89,10 +91,11 @@ def test_sampling_options_apply_to_stored_weights(tmp_path):
     assert (distribution.steps, distribution.noise) == (7, 0.3)
 
 
-def test_learnt_noise_is_refused_for_weights_without_it(tmp_path):
+@pytest.mark.parametrize("noise", ["learnt", "end"])
+def test_a_learnt_deviation_is_refused_for_weights_without_it(tmp_path, noise):
     save_policy(build(width=8, noise="sde"), tmp_path)
-    with pytest.raises(ValueError, match="needs weights that were made with it"):
-        build(path=str(tmp_path), noise="learnt")
+    with pytest.raises(ValueError, match=f"noise='{noise}' needs weights that were made with a"):
+        build(path=str(tmp_path), noise=noise)
 
 
 def test_another_width_than_that_of_the_weights_is_refused(tmp_path):
@@ -110,7 +113,7 @@ def test_another_width_than_that_of_the_weights_is_refused(tmp_path):
         ({"noise_std": [0.2, 0.1]}, "must be two positive numbers, the smaller first"),
         ({"noise_std": [0.2]}, "must be two positive numbers"),
         ({"noise_level": 0.3}, "noise_level is read with noise=sde.*leave it out"),
-        ({"noise": "sde", "noise_std": [0.1, 0.2]}, "noise_std is read with noise=learnt"),
+        ({"noise": "sde", "noise_std": [0.1, 0.2]}, "noise_std is read with noise=learnt or end"),
         ({"steps": 0}, "steps=0 must be an integer of at least 1"),
     ],
 )
