@@ -1,8 +1,8 @@
-"""Measures which noise of a denoised chunk moves the arm: the first one, or that of a step.
+"""Measures which noise of Flow-Noise moves the arm: the first one, or that of a step.
 
     python -m benchmarks.flow_noise
 
-A log-prob of `model=tiny_flow_vla` has one term a step, each of the same weight. The gradient of an
+A log-prob with `noise: learnt` has one term a step, each of the same weight. The gradient of an
 action's advantage is carried by those steps whose noise moved the action, and the terms of the
 others are noise. For observations of Meta-World's tasks, along episodes of the shipped weights, the
 sampled actions are regressed on all their normal numbers; a source's share is its part of the
@@ -22,6 +22,7 @@ from benchmarks.measured_on import describe_machine
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION
 from envs.registry import make_env
 from siirl.algos.distributions import standard_normal
+from siirl.models.flow_noise import LEARNT
 from siirl.models.tiny_flow_vla import TinyFlowVLA, make_tiny_flow_vla
 
 RESULTS = Path(__file__).parent / "results" / "flow_noise.json"
@@ -49,7 +50,8 @@ def main() -> None:
 async def _measure() -> dict[str, Any]:
     environment = make_env("metaworld", max_episode_steps=120, **CAMERA)
     policies = {
-        steps: make_tiny_flow_vla(environment.spec, WEIGHTS, steps=steps) for steps in STEPS
+        steps: make_tiny_flow_vla(environment.spec, WEIGHTS, steps=steps, noise=LEARNT)
+        for steps in STEPS
     }
     found: dict[int, list[list[float]]] = {steps: [] for steps in STEPS}
     for task in environment.spec.tasks:

@@ -50,8 +50,8 @@ class OwnFlow(Policy):
 
     @property
     def uniforms_per_chunk(self) -> int:
-        """The first noise, the noise of the random step, and that step's index."""
-        return 2 * self.tokens_per_chunk + 1
+        """See `Policy.uniforms_per_chunk`."""
+        return FlowSDE.uniforms(tokens=self.tokens_per_chunk, unseen=0, steps=self.steps)
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
         """One constant token: this policy reads no instruction."""
