@@ -7,10 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from siirl.algos.flow_distributions import FlowEnd, FlowNoise, FlowSDE
+from siirl.algos.flow_distributions import FlowDistribution, FlowEnd, FlowNoise, FlowSDE
 
 LEARNT, END, SDE = "learnt", "end", "sde"
-DISTRIBUTIONS = {LEARNT: FlowNoise, END: FlowEnd, SDE: FlowSDE}
+DISTRIBUTIONS: dict[str, type[FlowDistribution]] = {
+    LEARNT: FlowNoise,
+    END: FlowEnd,
+    SDE: FlowSDE,
+}
 LEARNING = (LEARNT, END)
 """Kinds with a learnt deviation."""
 NOISE_LEVEL = 0.5  # piRL's on LIBERO

@@ -160,6 +160,7 @@ class FlowVLA(Policy):
     """Position of each of the flow's numbers in the network's actions, tokens first."""
     model: Any
     """A `PrefixNetwork`."""
+    distribution: type[FlowDistribution]
 
     def __init__(
         self,

@@ -132,6 +132,7 @@ class TinyFlowVLA(TinyPolicy):
     name = TINY_FLOW_VLA
     config_class = TinyFlowVLAConfig
     config: TinyFlowVLAConfig
+    distribution: type[FlowDistribution]
 
     def __init__(self, config: TinyFlowVLAConfig) -> None:
         super().__init__(config)
