@@ -103,9 +103,26 @@ def test_adapters_are_merged(kind: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model.causal_lm(IDS).logits
     run = write_run(tmp_path / "run", model, "pipeline=grpo", "env=math")
+    actor = run / "checkpoints" / "step_00000002" / "actor"
+    assert (actor / "frozen.safetensors").is_file()
+    with torch.no_grad():
+        assert torch.equal(load_language_model(actor).causal_lm(IDS).logits, expected)
     assert export(run, "--output", tmp_path / "out") == 0
     torch.testing.assert_close(logits(tmp_path / "out"), expected, atol=1e-5, rtol=1e-5)
     assert not (tmp_path / "out" / "lora.json").exists()
+
+
+def test_transformers_reads_a_checkpoint_with_frozen_weights_in_a_file_of_their_own(
+    tmp_path: Path,
+) -> None:
+    model = language_model("tied")
+    model.causal_lm.model.layers[0].requires_grad_(False)
+    with torch.no_grad():
+        expected = model.causal_lm(IDS).logits
+    run = write_run(tmp_path / "run", model, "pipeline=grpo", "env=math")
+    actor = run / "checkpoints" / "step_00000002" / "actor"
+    assert not (actor / "model.safetensors").exists()
+    assert torch.equal(logits(actor), expected)
 
 
 def test_a_type_is_written_and_named(tmp_path: Path) -> None:

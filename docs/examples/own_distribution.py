@@ -9,15 +9,16 @@ that far actions are tried more often.
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import nn
 
 from envs.base import PROPRIOCEPTION, EnvSpec
 from siirl.models import ActionDistribution, ContinuousActions, Policy
+from siirl.models.weights import load_weights
 
 
 @dataclass(eq=False)  # sharded training finds a policy's tensors in fields of dataclasses
@@ -97,5 +98,5 @@ def make_policy(spec: EnvSpec, path: str | None) -> TwoLayers:
         coding=ContinuousActions.for_space(spec.action_space),
     )
     if path is not None:
-        policy.load_state_dict(load_file(f"{path}/model.safetensors"))
+        load_weights(policy, Path(path))
     return policy

@@ -9,15 +9,17 @@ The policy gives a network for the velocity and features of the observation. The
 rollout stored.
 """
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import nn
 
 from envs.base import PROPRIOCEPTION, EnvSpec
 from siirl.algos.flow_distributions import FlowSDE
 from siirl.models import ContinuousActions, Policy
+from siirl.models.weights import load_weights
 
 
 class Velocity(nn.Module):
@@ -82,5 +84,5 @@ def make_policy(spec: EnvSpec, path: str | None, steps: int = 4) -> OwnFlow:
         steps=steps,
     )
     if path is not None:
-        policy.load_state_dict(load_file(f"{path}/model.safetensors"))
+        load_weights(policy, Path(path))
     return policy

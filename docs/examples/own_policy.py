@@ -9,14 +9,16 @@ returns a `siirl.models.Policy`, which maps an observation to a distribution of 
 Sampling, log-probs, updates and checkpoints are siirl's.
 """
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import nn
 
 from envs.base import PROPRIOCEPTION, EnvSpec
 from siirl.models import ActionTokenizer, Categorical, Policy
+from siirl.models.weights import load_weights
 
 
 class TwoLayers(Policy):
@@ -48,8 +50,8 @@ class TwoLayers(Policy):
 
 
 def make_policy(spec: EnvSpec, path: str | None, width: int = 64) -> TwoLayers:
-    """The policy for an environment; with the weights of a checkpoint's `model.safetensors` where a
-    path is given.
+    """The policy for an environment; with the weights of a checkpoint where a path is
+    given.
     """
     policy = TwoLayers(
         inputs=spec.observation_space[PROPRIOCEPTION].shape[0],
@@ -57,5 +59,5 @@ def make_policy(spec: EnvSpec, path: str | None, width: int = 64) -> TwoLayers:
         width=width,
     )
     if path is not None:
-        policy.load_state_dict(load_file(f"{path}/model.safetensors"))
+        load_weights(policy, Path(path))
     return policy

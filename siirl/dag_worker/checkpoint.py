@@ -10,6 +10,9 @@
           shards/               weights and moments, one file per rank, by
                                 torch.distributed.checkpoint
 
+Frozen weights have a file of their own (siirl.engine.training.saved_state), which is written once a
+run; later checkpoints have a link to it (siirl.dag_worker.frozen_files).
+
 A rank copies its shards to host memory, then a thread writes them while training continues; at
 most one checkpoint is being written. It is written under a temporary name, flushed to disk and
 renamed, so a crash leaves the previous one intact. A checkpoint loads on any number of ranks: each
@@ -31,6 +34,7 @@ from typing import Any
 
 import torch
 
+from siirl.dag_worker.frozen_files import FrozenFiles, Link
 from siirl.dag_worker.manifest import (
     EVALUATION_DUE,
     FORMAT,
@@ -38,19 +42,20 @@ from siirl.dag_worker.manifest import (
     LATEST,
     MANIFEST,
     STATE_FILE,
+    Fingerprints,
     fingerprint,
     read_manifest,
     resolve_checkpoint,
     verify_files,
 )
 from siirl.dag_worker.plain_state import read_state, write_state
-from siirl.dag_worker.saving import Fingerprints, Saving
+from siirl.dag_worker.saving import Saving
 from siirl.dag_worker.temporary_checkpoint import POINTER, remove_unfinished, unfinished_folder
 from siirl.engine.training.collectives import Collectives, fail_together
-from siirl.engine.training.saved_state import SHARDS
 from siirl.engine.training.tensor_files import let_others_read
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import CheckpointError, SiirlError
+from siirl.files.weight_files import FROZEN_FILE
 from siirl.occupation import OCCUPATION
 
 FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d+))?")
@@ -101,6 +106,7 @@ class CheckpointManager:
         self.loaded: Checkpoint | None = None
         """Contents that `load` has read."""
         self._saving: Saving | None = None
+        self._frozen_files = FrozenFiles()
         self._on_rank_0(self._prepare)
 
     def save(self, *, step: int, state: dict[str, Any], evaluation_due: bool = False) -> Path:
@@ -137,16 +143,22 @@ class CheckpointManager:
         self.wait()
         state = state | self.more_state(step)
         with ExitStack() as stack:
-            unfinished = self.ranks.broadcast_object(
-                self._on_rank_0(lambda: self._begin(stack, step, state, evaluation_due))
+            unfinished, links = self.ranks.broadcast_object(
+                self._on_rank_0(lambda: self._begin(stack, step, state))
             )
-            parts = {name: engine.stage(copy=copy) for name, engine in self.engines.items()}
+            staged = {
+                name: engine.stage(copy=copy, linked=links[name].types if name in links else None)
+                for name, engine in self.engines.items()
+            }
+            known = {f"{name}/{FROZEN_FILE}": link.fingerprint for name, link in links.items()}
             self._saving = Saving(
                 folder=unfinished,
-                parts=parts,
+                staged=staged,
                 rank=self.ranks.rank,
                 ranks=self.ranks.size,
-                complete=lambda files: self._complete(unfinished, step, evaluation_due, files),
+                complete=lambda files: self._complete(
+                    unfinished, step, evaluation_due, files | known
+                ),
                 stack=stack.pop_all(),
             )
 
@@ -205,6 +217,7 @@ class CheckpointManager:
         found: Checkpoint = self.ranks.broadcast_object(self._on_rank_0(lambda: self._read(folder)))
         for name, engine in self.engines.items():
             engine.load(folder / name)
+        self._on_rank_0(lambda: self._remember(folder))
         self.loaded = found
         return found
 
@@ -261,15 +274,29 @@ class CheckpointManager:
         tempfile.TemporaryFile(dir=self.folder).close()
 
     def _begin(
-        self, stack: ExitStack, step: int, state: dict[str, Any], evaluation_due: bool
-    ) -> Path:
-        """Make the unfinished folder, with all files but the shards and those derived from them."""
+        self, stack: ExitStack, step: int, state: dict[str, Any]
+    ) -> tuple[Path, dict[str, Link]]:
+        """Make the unfinished folder, with all files but the shards and those derived from them.
+
+        Returns:
+            The folder, and the engines whose frozen weights are already in it.
+        """
         unfinished = stack.enter_context(unfinished_folder(self.folder))
-        for name in self.engines:
-            (unfinished / name / SHARDS).mkdir(parents=True)
+        links = {}
+        for name, engine in self.engines.items():
+            (unfinished / name).mkdir(parents=True)
+            frozen = engine.frozen.types()
+            link = self._frozen_files.link(name, unfinished / name, frozen=frozen)
+            if link is not None:
+                links[name] = link
         write_state(unfinished / STATE_FILE, state)
         self.export(unfinished)
-        return unfinished
+        return unfinished, links
+
+    def _remember(self, checkpoint: Path) -> None:
+        """Link frozen weights from a checkpoint that this process wrote or verified."""
+        files = read_manifest(checkpoint, verify=False)["files"]
+        self._frozen_files.remember(checkpoint, files, engines=self.engines)
 
     def _complete(
         self, unfinished: Path, step: int, evaluation_due: bool, files: Fingerprints
@@ -282,13 +309,14 @@ class CheckpointManager:
             for path in sorted(unfinished.rglob("*"))
             if path.is_file()
         ]
+        all_files = {name: files.get(name) or fingerprint(unfinished / name) for name in names}
         manifest = {
             "format": FORMAT,
             "step": step,
             **({EVALUATION_DUE: True} if evaluation_due else {}),
             "engines": sorted(self.engines),
             "torch": torch.__version__,
-            "files": {name: files.get(name) or fingerprint(unfinished / name) for name in names},
+            "files": all_files,
         }
         (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in [*unfinished.rglob("*"), unfinished]:
@@ -297,6 +325,7 @@ class CheckpointManager:
         final = _free_name(self.folder, step)
         unfinished.rename(final)
         _flush(self.folder)
+        self._frozen_files.remember(final, all_files, engines=self.engines)
         self._point_to(final)
         self._delete_old()
         return final

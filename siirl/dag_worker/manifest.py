@@ -5,11 +5,13 @@ name may point outside the folder.
 """
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from siirl.errors import CheckpointError
 from siirl.files.documents import is_count, is_name, read_object, read_text
+from siirl.files.weight_files import FROZEN_FILE, INDEX_FILE, TRAINED_FILE, WEIGHTS_FILE
 
 LATEST = "latest"
 MANIFEST = "manifest.json"
@@ -19,6 +21,10 @@ FORMATS = ("siirl-checkpoint-1", FORMAT)  # the first had no shards
 EVALUATION_DUE = "evaluation_due"  # the run was interrupted before the step's evaluation finished
 KEPT_CHECKPOINTS = 3  # one to resume from, and two fallbacks
 TAKE_EARLIER = "Choose an earlier checkpoint."
+IN_SEVERAL_FILES = (INDEX_FILE, FROZEN_FILE, TRAINED_FILE)  # instead of WEIGHTS_FILE
+
+Fingerprints = dict[str, dict[str, Any]]
+"""`bytes` and `sha256` of files, by name."""
 
 
 def resolve_checkpoint(path: Path) -> Path:
@@ -109,7 +115,7 @@ def verify_files(folder: Path, *, rank: int = 0, ranks: int = 1) -> None:
     _compare_files(folder, {name: files[name] for name in by_size[rank::ranks]})
 
 
-def _compare_files(folder: Path, files: dict[str, dict[str, Any]]) -> None:
+def _compare_files(folder: Path, files: Fingerprints) -> None:
     for name, expected in files.items():
         try:
             _compare(folder / name, expected)
@@ -152,8 +158,15 @@ def _what_is_wrong(manifest: dict[str, Any]) -> str | None:
         return "files to be names of files in its folder"
     if not all(_is_fingerprint(value) for value in files.values()):
         return "bytes and sha256 of every file"
-    missing = {STATE_FILE, *(f"{name}/model.safetensors" for name in engines)} - files.keys()
+    needed = {STATE_FILE, *(file for name in engines for file in _weight_files(name, files))}
+    missing = needed - files.keys()
     return f"{min(missing)} among its files" if missing else None
+
+
+def _weight_files(engine: str, files: Collection[str]) -> list[str]:
+    """The files that must hold an engine's weights, in the layout of the listed files."""
+    in_several = f"{engine}/{INDEX_FILE}" in files
+    return [f"{engine}/{name}" for name in (IN_SEVERAL_FILES if in_several else (WEIGHTS_FILE,))]
 
 
 def _inside(name: str) -> bool:

@@ -13,25 +13,19 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from torch.distributed.checkpoint.storage import WriteResult
-
-from siirl.dag_worker.manifest import fingerprint
-from siirl.engine.training.saved_state import SHARDS, export_weights
-from siirl.engine.training.shard_files import StagedParts, write_metadata, write_parts
+from siirl.dag_worker.manifest import Fingerprints, fingerprint
+from siirl.engine.training.saved_state import SHARDS, StagedState, Written
 from siirl.errors import CheckpointError
 
 POLL_S = 0.05  # between two checks for a note; a shard takes longer
-
-Fingerprints = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Note:
     """Files that a rank wrote."""
 
-    results: dict[str, list[WriteResult]]
+    written: dict[str, Written]
     """Write results by engine, for DCP's metadata."""
     files: Fingerprints
 
@@ -40,8 +34,8 @@ class Saving:
     """The threads' work on one checkpoint, on this rank.
 
     Args:
-        folder: The unfinished checkpoint, with a folder for the shards of each engine.
-        parts: This rank's parts of each engine.
+        folder: The unfinished checkpoint.
+        staged: The state of each engine.
         rank: Number of this rank.
         ranks: Number of ranks.
         complete: On rank 0: writes the remaining files and renames the folder; gets the
@@ -53,14 +47,14 @@ class Saving:
         self,
         *,
         folder: Path,
-        parts: Mapping[str, StagedParts],
+        staged: Mapping[str, StagedState],
         rank: int,
         ranks: int,
         complete: Callable[[Fingerprints], Path],
         stack: ExitStack,
     ) -> None:
         self.folder = folder
-        self.parts = dict(parts)
+        self.staged = dict(staged)
         self.rank = rank
         self.ranks = ranks
         self.complete = complete
@@ -89,14 +83,12 @@ class Saving:
         self.cancel()
 
     def _write(self) -> None:
-        results = {
-            name: write_parts(staged, self.folder / name / SHARDS)
-            for name, staged in self.parts.items()
-        }
-        names = [f"{name}/{SHARDS}/{staged.file_name}" for name, staged in self.parts.items()]
-        for staged in self.parts.values():
-            staged.planner.parts = {}  # the copies are as large as the shards
-        note = Note(results, {name: fingerprint(self.folder / name) for name in names})
+        written = {name: staged.write(self.folder / name) for name, staged in self.staged.items()}
+        names = [
+            f"{name}/{SHARDS}/{staged.parts[SHARDS].file_name}"
+            for name, staged in self.staged.items()
+        ]
+        note = Note(written, {name: fingerprint(self.folder / name) for name in names})
         unread = self.folder / f".unread-{self.rank}"
         unread.write_bytes(pickle.dumps(note))
         os.replace(unread, self._note(self.rank))  # atomic: rank 0 polls for this name
@@ -106,10 +98,8 @@ class Saving:
             if self.rank != 0 or self.written.exception() is not None:
                 return None
             notes = [self._wait_for(rank) for rank in range(self.ranks)]
-            for name, staged in self.parts.items():
-                results = [note.results[name] for note in notes]
-                write_metadata(self.folder / name / SHARDS, staged, results)
-                export_weights(self.folder / name)
+            for name, staged in self.staged.items():
+                staged.complete(self.folder / name, [note.written[name] for note in notes])
             files: Fingerprints = {}
             for note in notes:
                 files |= note.files

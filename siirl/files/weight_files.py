@@ -17,6 +17,9 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 WEIGHTS_FILE = "model.safetensors"
 # index of weights in several files: the file of each weight
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
+# the files of the index in a checkpoint: weights that never change in a run, and all others
+FROZEN_FILE = "frozen.safetensors"
+TRAINED_FILE = "trained.safetensors"
 MOST_HEADER_BYTES = 100_000_000  # also the limit of the safetensors library
 BITS = 8  # per byte; a stored number has at least one bit
 HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header

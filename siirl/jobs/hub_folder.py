@@ -8,7 +8,7 @@
 A language model has transformers' layout. An OpenVLA-OFT has its authors' layout: the projector of
 proprioception is in a separate file, and weights that no pass reads come from the published
 checkpoint. A SmolVLA, pi0 or pi0.5 has LeRobot's layout, without the layer of learnt noise. LoRA
-adapters are merged. Weights are read from a checkpoint's shards and written one tensor at a time.
+adapters are merged. Weights are read and written one tensor at a time.
 Left out: the upload (`hf upload`), and the critic.
 """
 
@@ -19,13 +19,18 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from siirl import interrupts
-from siirl.engine.training.saved_state import SHARDS, ShardedWeights
-from siirl.engine.training.tensor_files import write_tensors_in_turn
+from siirl.engine.training.tensor_files import (
+    Types,
+    WeightSource,
+    size_of,
+    write_index,
+    write_tensors_in_turn,
+)
 from siirl.errors import CheckpointError, ConfigError
 from siirl.files.documents import read_json, read_object
 from siirl.files.weight_files import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, weight_files
@@ -52,18 +57,6 @@ UNREAD = "vision_backbone.featurizer.norm.weight"
 """A weight of OpenVLA that no pass reads."""
 COMPANIONS = (".json", ".jinja", ".model", ".txt", ".py")
 """Endings of files that are copied along with weights: configuration, tokenizer, code."""
-Types = dict[str, tuple[torch.dtype, torch.Size]]
-
-
-class WeightSource(Protocol):
-    """Named tensors on disk."""
-
-    @property
-    def types(self) -> Types:
-        """Type and shape of each, in their order in the files."""
-
-    def whole(self, name: str) -> torch.Tensor:
-        """One tensor, in host memory."""
 
 
 class MergedWeights:
@@ -291,7 +284,7 @@ def write_weights(
 ) -> None:
     """Write safetensors files of at most `most_bytes`, one tensor at a time.
 
-    Several files get an index (huggingface_hub, "Serialization").
+    Several files get an index.
 
     Raises:
         OSError: They cannot be written.
@@ -308,12 +301,8 @@ def write_weights(
         in_turn = ((each, _cast(weights.whole(each), dtype)) for each in part)
         write_tensors_in_turn(folder / name, {each: types[each] for each in part}, in_turn)
     if len(parts) > 1:
-        files: dict[str, str] = {}
-        for name, part in zip(names, parts, strict=True):
-            files |= dict.fromkeys(part, name)
-        total = sum(_bytes(*place) for place in types.values())
-        index = {"metadata": {"total_size": total}, "weight_map": files}
-        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+        of_files = zip(names, parts, strict=True)
+        write_index(folder, {name: {each: types[each] for each in part} for name, part in of_files})
 
 
 def _parts(types: Types, most_bytes: int) -> list[list[str]]:
@@ -321,16 +310,12 @@ def _parts(types: Types, most_bytes: int) -> list[list[str]]:
     parts: list[list[str]] = [[]]
     size = 0
     for name, place in types.items():
-        if parts[-1] and size + _bytes(*place) > most_bytes:
+        if parts[-1] and size + size_of(*place) > most_bytes:
             parts.append([])
             size = 0
         parts[-1].append(name)
-        size += _bytes(*place)
+        size += size_of(*place)
     return parts
-
-
-def _bytes(dtype: torch.dtype, shape: torch.Size) -> int:
-    return dtype.itemsize * shape.numel()
 
 
 def _stored_weights(policy: Path) -> WeightSource:
@@ -339,8 +324,6 @@ def _stored_weights(policy: Path) -> WeightSource:
     Raises:
         CheckpointError: The folder holds no weights, or damaged ones.
     """
-    if (policy / SHARDS).is_dir():
-        return ShardedWeights(policy / SHARDS)
     files = weight_files(policy)
     if not files:
         raise CheckpointError(f"{policy} has no *.safetensors: name another checkpoint.")

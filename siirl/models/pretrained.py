@@ -19,7 +19,6 @@ from siirl.files.paths import find
 from siirl.files.weight_files import (
     CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
-    WEIGHTS_FILE,
     check_safetensors,
     stored_policy,
     weight_files,
@@ -262,7 +261,7 @@ def read_adapted(source: str, config: Any, lora: LoraArguments, *, dtype: torch.
     """
     causal_lm = model_class(config).from_config(config, dtype=dtype)
     add_adapters(causal_lm, lora)
-    load_weights(causal_lm, Path(source) / WEIGHTS_FILE)
+    load_weights(causal_lm, Path(source), merges=False)
     return causal_lm
 
 

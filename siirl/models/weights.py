@@ -4,8 +4,8 @@ Large modules are built on the meta device, where weights have shapes but no mem
 checked at once (`plan_weights`) but read only after sharding, each rank its part (`materialise`).
 No rank therefore holds a whole model.
 
-Weights in several files with `model.safetensors.index.json`, Hugging Face's form of large models,
-are read but never written.
+Weights may lie in several files with `model.safetensors.index.json`, Hugging Face's form of large
+models.
 """
 
 import hashlib
@@ -86,22 +86,24 @@ def plan_weights(
     left_out: Callable[[str], bool] = lambda name: False,
     renamed: Callable[[str], str] = lambda name: name,
     further: Mapping[str, torch.Tensor] | None = None,
+    merges: bool = True,
 ) -> PlannedWeights:
     """Compare the headers of weight files with `module`; see `require_fitting`.
 
     Args:
         module: Module with all its weights, possibly on the meta device.
         place: A safetensors file, or a folder with one or several (see
-            `siirl.files.weight_files.weight_files`); adapters in a folder are merged.
+            `siirl.files.weight_files.weight_files`).
         left_out: Names in the files that the module does not need.
         renamed: Maps a name in the files to the module's.
         further: Weights from elsewhere.
+        merges: Whether adapters in a folder are merged; False for a module that has them.
 
     Raises:
         CheckpointError: A truncated file, or weights of another model.
     """
     further = further or {}
-    lora = stored_adapters(place)
+    lora = stored_adapters(place) if merges else None
     stored = StoredTensors(_files(place))
     plain = {
         name: name_without_adapters(name) if lora is not None else name for name in stored.tensors
@@ -124,12 +126,13 @@ def load_weights(
     *,
     left_out: Callable[[str], bool] = lambda name: False,
     further: Mapping[str, torch.Tensor] | None = None,
+    merges: bool = True,
 ) -> None:
     """Read weights into `module`, in its own dtypes; see `plan_weights`.
 
     Weights on the meta device get memory on the CPU.
     """
-    planned = plan_weights(module, place, left_out=left_out, further=further)
+    planned = plan_weights(module, place, left_out=left_out, further=further, merges=merges)
     give_memory(module, torch.device("cpu"))
     planned.fill(module)
 

@@ -33,6 +33,8 @@ ROUGHLY = 1.5  # error factor of the estimate
 Parts = tuple[tuple[str, float], ...]
 """Name and bytes of each part."""
 MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's two moments, in a checkpoint
+# of a trained parameter: its weight in the shards and in the whole weights, and the moments
+STORED_BYTES_PER_PARAMETER = 2 * BYTES_PER_PARAMETER + MOMENTS_BYTES_PER_PARAMETER
 HALF_BYTES_PER_PARAMETER = 2  # bfloat16
 # PyTorch rounds a block of pinned memory up to a power of two. vLLM keeps its weights in one block
 # per tensor: Qwen2.5-7B takes 28 GB instead of 15.
@@ -130,7 +132,11 @@ def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
     parameters = policy_parameters(policy.model)
     trained = 0 if policy.model.lora.rank else trained_parameters(policy.model)
     moments = MOMENTS_BYTES_PER_PARAMETER * trained
-    copied = models * (BYTES_PER_PARAMETER * parameters + moments) * (config.trainer.save_freq > 0)
+    changing = _changing_parameters(policy.model, models=models)
+    copied = (BYTES_PER_PARAMETER + MOMENTS_BYTES_PER_PARAMETER) * changing
+    if sizes.ranks(config.trainer) > 1:  # one rank writes frozen weights tensor by tensor
+        copied += BYTES_PER_PARAMETER * (models * parameters - changing)
+    copied *= config.trainer.save_freq > 0
     offloaded = (
         models * moments * policy.actor.offload_optimizer
         + BYTES_PER_PARAMETER * parameters * policy.ref.offload
@@ -334,10 +340,19 @@ def disk_bytes(
     evaluations = min(evaluations or 1, steps + 2)
     of_a_step = min(trainer.record_episodes, trajectories)  # a large number records all
     videos = steps * of_a_step + evaluations * min(trainer.record_val_episodes, val_episodes)
-    trained = models - int(model.lora.rank > 0)
-    weights = models * BYTES_PER_PARAMETER + trained * MOMENTS_BYTES_PER_PARAMETER
-    parameters = policy_parameters(model)
-    return checkpoints * parameters * weights + videos * VIDEO_BYTES + LOG_BYTES
+    changing = _changing_parameters(model, models=models)
+    frozen = BYTES_PER_PARAMETER * (models * policy_parameters(model) - changing)  # once a run
+    one = STORED_BYTES_PER_PARAMETER * changing
+    # several ranks write parts of the frozen weights, which are then joined in a file
+    first = one + frozen * (sizes.ranks(trainer) > 1)
+    return frozen + max(checkpoints * one, first) + videos * VIDEO_BYTES + LOG_BYTES
+
+
+def _changing_parameters(model: ModelArguments, *, models: int) -> int:
+    """Parameters of policy and critic that are trained; a critic has no adapters."""
+    trained = trained_parameters(model)
+    adapters = model.lora.rank > 0  # they themselves are negligible
+    return trained * (models - adapters)
 
 
 def _steps_at_most(trainer: TrainingArguments, *, done: int) -> int:

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 import torch
 from ranks_at_work import run_on_ranks
+from small_job import Job
 from tiny_training import (
     TinyPolicy,
     largest_difference,
-    make_actor,
     make_engine,
-    trajectories,
     weights,
     write_old_files,
 )
@@ -29,43 +28,6 @@ from siirl.dag_worker.checkpoint import CheckpointManager, resolve_checkpoint
 from siirl.dag_worker.manifest import fingerprint
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError
-from siirl.params import OptimizerArguments
-
-OPTIM = OptimizerArguments(lr=0.01, scheduler="cosine_with_warmup", warmup_steps=2)
-
-
-class Job:
-    """A small run: an actor with mini-batches and a falling schedule, its checkpoints, and one
-    counter.
-    """
-
-    def __init__(self, folder, ranks=None, *, seed=0, **options):
-        self.ranks = ranks or OneProcess()
-        self.engine = make_engine(
-            self.ranks, module=TinyPolicy(seed=seed), optim=OPTIM, total_steps=12
-        )
-        self.actor = make_actor(self.engine, ppo_mini_batch_size=3, seed=seed)
-        self.checkpoints = CheckpointManager(
-            folder=folder, engines={"actor": self.engine}, ranks=self.ranks, **options
-        )
-        self.step = 0
-
-    def train(self, steps):
-        for _ in range(steps):
-            self.step += 1
-            batch = trajectories(6, seed=self.step)
-            share = 6 // self.ranks.size
-            self.actor.update(batch[self.ranks.rank * share : (self.ranks.rank + 1) * share])
-        return self
-
-    def save(self):
-        return self.checkpoints.save(step=self.step, state={"actor": self.actor.state_dict()})
-
-    def resume(self, checkpoint=None):
-        found = self.checkpoints.load(checkpoint)
-        self.step = found.step
-        self.actor.load_state_dict(found.state["actor"])
-        return self
 
 
 def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
@@ -278,7 +240,7 @@ def test_a_failed_run_gives_its_checkpoint_time_to_finish(tmp_path):
 def test_only_an_asynchronous_save_copies_the_shards(tmp_path, asynchronous):
     job = Job(tmp_path).train(1)
     copied, stage = [], job.engine.stage
-    job.engine.stage = lambda *, copy: copied.append(copy) or stage(copy=copy)
+    job.engine.stage = lambda *, copy, linked: copied.append(copy) or stage(copy=copy)
     save = job.checkpoints.start_saving if asynchronous else job.checkpoints.save
     save(step=1, state={"actor": job.actor.state_dict()})
     assert (job.checkpoints.wait() is None) is not asynchronous

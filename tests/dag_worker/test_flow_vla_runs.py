@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from one_process import run
-from safetensors.torch import load_file
+from tiny_training import stored_weights
 
 from envs.registry import env_spec
 from siirl.models.pi_checkpoint import HEAD
@@ -47,7 +47,7 @@ WORDS = (
         pytest.param("pi05", "ppo", "sde", marks=pytest.mark.slow),
     ],
 )
-def test_a_step_moves_the_expert_and_leaves_a_checkpoint_of_lerobots_layout(
+def test_a_step_moves_the_expert_and_leaves_a_checkpoint_with_lerobots_names(
     tmp_path, model, pipeline, noise
 ):
     checkpoint = CHECKPOINTS[model]
@@ -64,7 +64,7 @@ def test_a_step_moves_the_expert_and_leaves_a_checkpoint_of_lerobots_layout(
     left = tmp_path / "run" / "checkpoints" / "step_00000001" / "actor"
     for name in ("config.json", "policy_preprocessor.json", "policy_postprocessor.json"):
         assert json.loads((left / name).read_text()) == json.loads((checkpoint / name).read_text())
-    before, after = (load_file(place / "model.safetensors") for place in (checkpoint, left))
+    before, after = (stored_weights(place) for place in (checkpoint, left))
     if model != "smolvla":
         before[HEAD] = before.pop(EMBEDDING)
     assert after.keys() - before.keys() == (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from one_process import run, untimed
-from safetensors.torch import load_file
+from tiny_training import stored_weights
 
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
@@ -132,7 +132,7 @@ def adapted(tmp_path_factory) -> tuple[Path, list[StepDone], list[bool]]:
 
 
 def actor_weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
-    return load_file(folder / "checkpoints" / f"step_{step:08d}" / "actor" / "model.safetensors")
+    return stored_weights(folder / "checkpoints" / f"step_{step:08d}" / "actor")
 
 
 @pytest.mark.slow  # importing peft takes fifteen seconds
@@ -147,7 +147,7 @@ def test_the_kl_of_adapters_starts_at_zero_and_compares_with_the_base_model(adap
 def test_a_whole_run_moves_adapters_and_leaves_the_shipped_weights_as_they_are(adapted):
     folder, steps, _ = adapted
     shipped, trained = (
-        load_file(find("assets/tiny_lm") / "model.safetensors"),
+        stored_weights(find("assets/tiny_lm")),
         actor_weights(folder, 2),
     )
     below = {

@@ -17,6 +17,8 @@ from siirl.engine.training.batch_loss import BatchLoss, TrainStep
 from siirl.engine.training.collectives import Collectives, OneProcess
 from siirl.engine.training.saved_state import state_tensors
 from siirl.engine.training.train_engine import TrainEngine
+from siirl.files.weight_files import weight_files
+from siirl.models.stored_tensors import StoredTensors
 from siirl.models.weight_rows import full_tensor
 from siirl.params import ActorArguments, OptimizerArguments
 
@@ -141,6 +143,12 @@ def make_actor(
 def weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
     """Copies of the whole weights."""
     return {name: tensor.clone() for name, tensor in engine.upload_weights().items()}
+
+
+def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights in a policy folder, in one file or several."""
+    stored = StoredTensors(weight_files(folder))
+    return {name: stored.whole(name) for name in stored.types}
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

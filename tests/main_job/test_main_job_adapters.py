@@ -16,6 +16,7 @@ JOB = (
     "actor_rollout_ref.actor.use_kl_loss=true",
     "trainer.deterministic=true",
 )
+FROZEN = "checkpoints/*/actor/frozen.safetensors"
 
 
 def files_of(checkpoint):
@@ -41,6 +42,7 @@ def test_adapters_train_resume_and_load_as_a_plain_policy(start_run, ranks):
     assert "reference_log_prob" in first.text.partition("skipped")[0]
     weights, moments = files_of(folder / "checkpoints" / "step_00000002")
     assert any(".lora_" in name for name in weights)
+    assert not any(".base_layer." in name for name in weights)  # they are in frozen.safetensors
     assert all(".lora_" in name for name in moments - {"progress"})
     assert (
         json.loads((folder / "checkpoints" / "step_00000002" / "actor" / "lora.json").read_text())[
@@ -60,6 +62,9 @@ def test_adapters_train_resume_and_load_as_a_plain_policy(start_run, ranks):
     rows = [json.loads(line) for line in (again / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [3]
     assert rows[0]["actor/kl_loss"] >= 0
+    frozen = [*folder.glob(FROZEN), *again.glob(FROZEN)]
+    assert len(frozen) > 1
+    assert len({file.stat().st_ino for file in frozen}) == 1
 
     command = (
         "siirl.evaluate",

@@ -69,15 +69,28 @@ def test_memory_of_adapters_includes_the_frozen_policy_and_a_reference_adds_none
 
 
 def test_disk_counts_the_checkpoints_that_stay_and_the_one_being_written() -> None:
-    """New weights of 2.2 million parameters at 12 bytes: four checkpoints however long the run, two
-    for one step and its end.
+    """New weights of 2.2 million parameters at 16 bytes (two copies, two moments): four checkpoints
+    however long the run, two for one step and its end.
     """
     short, long, longer = (
         plan_of(["trainer.save_freq=1", f"trainer.total_steps={steps}", *NO_VIDEOS])
         for steps in (1, 10, 10_000)
     )
     assert long.needs.disk_bytes == longer.needs.disk_bytes
-    assert long.needs.disk_bytes - short.needs.disk_bytes == 2 * 12 * 2_200_000
+    assert long.needs.disk_bytes - short.needs.disk_bytes == 2 * 16 * 2_200_000
+
+
+@pytest.mark.parametrize(("ranks", "copies"), [(1, 1), (2, 2)])
+def test_disk_counts_frozen_weights_once_a_run(ranks: int, copies: int) -> None:
+    """4 bytes of each, however many checkpoints stay; ranks that join their parts need as much
+    again.
+    """
+    words = (*NO_VIDEOS, "actor_rollout_ref.model.lora.rank=2", f"trainer.n_gpus_per_node={ranks}")
+    short, long = (
+        plan_of([*words, "trainer.save_freq=1", f"trainer.total_steps={steps}"]).needs.disk_bytes
+        for steps in (1, 10)
+    )
+    assert long == short == 20e6 + copies * 4 * 2_200_000
 
 
 def test_a_need_beyond_the_free_memory_is_reported() -> None:

@@ -3,12 +3,21 @@
     model.safetensors    the whole weights, as other programs and `model.path` read them
     shards/              weights and both moments (siirl.engine.training.shard_files)
 
-A resumed engine reads its part of `shards/`, on any number of ranks. `model.safetensors` is made
-from the shards on disk, one tensor at a time. Earlier checkpoints have `optimizer.safetensors`
-instead of `shards/`; their parts are read from the two files.
+If some weights are frozen (siirl.engine.training.frozen_weights), they have a file of their own:
+
+    model.safetensors.index.json    names both files; Hugging Face's form of a model in several
+    frozen.safetensors              the frozen weights, the same in every checkpoint of a run
+    trained.safetensors             all other weights, and buffers
+    shards/                         those and both moments
+
+A resumed engine reads its part of `shards/` and of `frozen.safetensors`, on any number of ranks.
+The other files are made from the shards on disk, one tensor at a time. Earlier checkpoints have
+frozen weights in `shards/`, or `optimizer.safetensors` instead of `shards/`; both are read.
 """
 
+import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,16 +26,38 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from siirl.engine.training.collectives import Collectives, fail_together
 from siirl.engine.training.optimizer import MOMENTS, trained_parameters
-from siirl.engine.training.shard_files import ShardFolder, StagedParts, write_metadata, write_parts
-from siirl.engine.training.tensor_files import listing, require_fitting, write_tensors_in_turn
+from siirl.engine.training.shard_files import (
+    ShardFolder,
+    StagedParts,
+    stage,
+    write_metadata,
+    write_parts,
+)
+from siirl.engine.training.tensor_files import (
+    Types,
+    listing,
+    require_fitting,
+    write_index,
+    write_weight_file,
+)
 from siirl.errors import CheckpointError
-from siirl.files.weight_files import WEIGHTS_FILE
-from siirl.models.stored_tensors import StoredTensors
+from siirl.files.weight_files import (
+    FROZEN_FILE,
+    INDEX_FILE,
+    TRAINED_FILE,
+    WEIGHTS_FILE,
+    weight_files,
+)
+from siirl.models.stored_tensors import StoredTensors, local_part
 
 SHARDS = "shards"
+FROZEN_SHARDS = ".frozen_shards"  # until they are joined in FROZEN_FILE
 OLD_OPTIMIZER_FILE = "optimizer.safetensors"
 MODEL = "model/"
 PROGRESS = "progress"
+
+Written = dict[str, list[WriteResult]]
+"""What a rank wrote into each folder of shards."""
 
 
 def saved_weights(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -52,11 +83,27 @@ def state_tensors(
     return tensors
 
 
-class ShardedWeights:
-    """The weights in an engine's shards; one whole tensor is read at a time.
+class HeldWeights:
+    """Weights that a single rank holds whole.
 
     Args:
-        folder: The folder `shards/` of an engine.
+        weights: Under the names of the file.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._weights = weights
+        self.types: Types = {name: (each.dtype, each.shape) for name, each in weights.items()}
+
+    def whole(self, name: str) -> torch.Tensor:
+        """A weight, on its device."""
+        return local_part(self._weights[name])
+
+
+class ShardedWeights:
+    """The weights in shards; one whole tensor is read at a time.
+
+    Args:
+        folder: A folder of shards.
 
     Raises:
         CheckpointError: Damaged or foreign shards.
@@ -64,12 +111,11 @@ class ShardedWeights:
 
     def __init__(self, folder: Path) -> None:
         self._shards = ShardFolder(folder)
-        self.types = {
+        self.types: Types = {
             name.removeprefix(MODEL): place
             for name, place in self._shards.stored().items()
             if name.startswith(MODEL)
         }
-        """Type and shape of each weight."""
 
     def whole(self, name: str) -> torch.Tensor:
         """A whole weight in its stored type, in host memory."""
@@ -79,18 +125,86 @@ class ShardedWeights:
         return tensor
 
 
-def export_weights(folder: Path) -> None:
-    """Write `model.safetensors` from the shards of an engine's folder, one tensor at a time.
+@dataclass
+class StagedState:
+    """An engine's state on this rank, ready to be written; a thread may write it."""
 
-    Raises:
-        OSError: It cannot be written.
+    parts: dict[str, StagedParts]
+    """This rank's parts, by folder of shards."""
+    frozen: Types
+    """Weights of `frozen.safetensors`."""
+    held: HeldWeights | None
+    """The same, if this rank writes that file from its own memory."""
+
+    def write(self, folder: Path) -> Written:
+        """Write this rank's parts.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        written = {}
+        for name, parts in self.parts.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            written[name] = write_parts(parts, folder / name)
+            parts.planner.parts = {}  # the copies are as large as the shards
+        return written
+
+    def complete(self, folder: Path, written: list[Written]) -> None:
+        """Add metadata and whole weights, on the first rank.
+
+        Args:
+            folder: The engine's folder, where all ranks have written.
+            written: Results of `write` of all ranks.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        for name, parts in self.parts.items():
+            write_metadata(folder / name, parts, [each[name] for each in written])
+        changing = ShardedWeights(folder / SHARDS)
+        if not self.frozen:
+            write_weight_file(folder / WEIGHTS_FILE, changing)
+            return
+        if FROZEN_SHARDS in self.parts:
+            write_weight_file(folder / FROZEN_FILE, ShardedWeights(folder / FROZEN_SHARDS))
+            shutil.rmtree(folder / FROZEN_SHARDS)
+        elif self.held is not None:
+            write_weight_file(folder / FROZEN_FILE, self.held)
+        write_weight_file(folder / TRAINED_FILE, changing)
+        write_index(folder, {FROZEN_FILE: self.frozen, TRAINED_FILE: changing.types})
+        (folder / WEIGHTS_FILE).unlink(missing_ok=True)  # readers would prefer an earlier one
+
+
+def stage_state(
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    frozen: Types,
+    linked: bool,
+    ranks: Collectives,
+    copy: bool,
+) -> StagedState:
+    """Agree with the other ranks on who writes which part; every rank calls it.
+
+    Args:
+        tensors: See `state_tensors`.
+        frozen: Weights that do not change; they are not copied.
+        linked: Whether the file of these is on disk already.
+        ranks: The ranks that hold the tensors.
+        copy: Copy the other tensors to host memory, so that they may change before they are
+            written.
     """
-    weights = ShardedWeights(folder / SHARDS)
-    in_turn = ((name, weights.whole(name)) for name in weights.types)
-    write_tensors_in_turn(folder / WEIGHTS_FILE, weights.types, in_turn)
+    unchanging = {f"{MODEL}{name}": tensors[f"{MODEL}{name}"] for name in frozen}
+    changing = {name: tensor for name, tensor in tensors.items() if name not in unchanging}
+    parts = {SHARDS: stage(changing, ranks=ranks, copy=copy)}
+    held = None
+    if frozen and not linked and ranks.size == 1:
+        held = HeldWeights({name: tensors[f"{MODEL}{name}"] for name in frozen})
+    elif frozen and not linked:
+        parts[FROZEN_SHARDS] = stage(unchanging, ranks=ranks, copy=False)
+    return StagedState(parts, frozen, held)
 
 
-def write_state(staged: StagedParts, folder: Path, *, ranks: Collectives) -> None:
+def write_state(staged: StagedState, folder: Path, *, ranks: Collectives) -> None:
     """Write this rank's parts into `folder`; the first rank adds metadata and whole weights.
 
     Every rank calls it. It returns when the last file is written.
@@ -98,18 +212,16 @@ def write_state(staged: StagedParts, folder: Path, *, ranks: Collectives) -> Non
     Raises:
         CheckpointError: A rank cannot write. The others raise InvariantError.
     """
-    results: list[WriteResult] = []
+    written: Written = {}
     failure: CheckpointError | None = None
     try:
-        (folder / SHARDS).mkdir(parents=True, exist_ok=True)
-        results = write_parts(staged, folder / SHARDS)
+        written = staged.write(folder)
     except OSError as error:
         failure = CheckpointError(f"{folder} could not be written: {error}.")
     fail_together(ranks, failure)
-    everywhere = ranks.gather_objects(results)
+    everywhere = ranks.gather_objects(written)
     if ranks.rank == 0:
-        write_metadata(folder / SHARDS, staged, everywhere)
-        export_weights(folder)
+        staged.complete(folder, everywhere)
     ranks.gather_objects(None)  # all ranks wait for the last file
 
 
@@ -122,7 +234,7 @@ def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW | N
         CheckpointError: Damaged files, or a state of another model, before anything is changed.
     """
     source: _Shards | _OldFiles = (
-        _Shards(folder / SHARDS) if (folder / SHARDS).is_dir() else _OldFiles(folder)
+        _Shards(folder) if (folder / SHARDS).is_dir() else _OldFiles(folder)
     )
     weights = {f"{MODEL}{name}": tensor for name, tensor in saved_weights(module).items()}
     source.require(MODEL, {name: tensor.shape for name, tensor in weights.items()})
@@ -157,23 +269,28 @@ def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW | N
 
 
 class _Shards:
-    """The state in shards."""
+    """The state in shards, with frozen weights there or in a file of their own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = ShardFolder(folder)
+        self.folder = folder
+        self.shards = ShardFolder(folder / SHARDS)
+        self.sharded = self.shards.stored()
+        files = weight_files(folder) if (folder / INDEX_FILE).is_file() else []
+        self.frozen = StoredTensors(file for file in files if file.name == FROZEN_FILE)
 
     def require(self, prefix: str, expected: Mapping[str, torch.Size]) -> None:
         """Raise CheckpointError unless exactly these tensors have names with this prefix."""
-        found = {
-            name: shape
-            for name, (_, shape) in self.folder.stored().items()
-            if name.startswith(prefix)
-        }
-        require_fitting(self.folder.folder, found=found, expected=expected)
+        frozen = {f"{MODEL}{name}": shape for name, (_, shape) in self.frozen.types.items()}
+        stored = frozen | {name: shape for name, (_, shape) in self.sharded.items()}
+        found = {name: shape for name, shape in stored.items() if name.startswith(prefix)}
+        place = self.folder if frozen else self.folder / SHARDS
+        require_fitting(place, found=found, expected=expected)
 
     def read_into(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Fill the tensors, or this rank's parts."""
-        self.folder.read_into(tensors)
+        self.shards.read_into({n: tensor for n, tensor in tensors.items() if n in self.sharded})
+        for name in tensors.keys() - self.sharded.keys():
+            self.frozen.fill(name.removeprefix(MODEL), tensors[name])
 
 
 class _OldFiles:

@@ -9,10 +9,12 @@ import stat
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from siirl.errors import CheckpointError
+from siirl.files.weight_files import INDEX_FILE
 
 LISTED = 5  # differences listed in a message
 DTYPE_NAMES = {
@@ -28,6 +30,46 @@ DTYPE_NAMES = {
     torch.bool: "BOOL",
 }
 HEADER_UNIT = 8  # the header is padded to a multiple of this, so that tensors are aligned
+Types = dict[str, tuple[torch.dtype, torch.Size]]
+
+
+class WeightSource(Protocol):
+    """Named tensors that are read one at a time."""
+
+    @property
+    def types(self) -> Types:
+        """Type and shape of each, in their order in the files."""
+
+    def whole(self, name: str) -> torch.Tensor:
+        """One tensor."""
+
+
+def write_weight_file(file: Path, weights: WeightSource) -> None:
+    """Write all tensors of a source.
+
+    Raises:
+        OSError: See `write_tensors_in_turn`.
+    """
+    in_turn = ((name, weights.whole(name)) for name in weights.types)
+    write_tensors_in_turn(file, weights.types, in_turn)
+
+
+def write_index(folder: Path, files: Mapping[str, Types]) -> None:
+    """Write the index of weights in several files (huggingface_hub, "Serialization").
+
+    Args:
+        folder: The folder of the files.
+        files: The tensors in each.
+    """
+    places = {tensor: name for name, types in files.items() for tensor in types}
+    total = sum(size_of(*place) for types in files.values() for place in types.values())
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def size_of(dtype: torch.dtype, shape: torch.Size) -> int:
+    """Bytes of a tensor."""
+    return dtype.itemsize * shape.numel()
 
 
 def write_tensors_in_turn(
@@ -48,7 +90,7 @@ def write_tensors_in_turn(
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in stored.items():
-        start, end = end, end + dtype.itemsize * shape.numel()
+        start, end = end, end + size_of(dtype, shape)
         header[name] = {
             "dtype": DTYPE_NAMES[dtype],
             "shape": list(shape),
@@ -93,10 +135,14 @@ def listing(folder: Path) -> str:
 
 
 def let_others_read(folder: Path) -> None:
-    """Give weight files the umask's mode; safetensors writes them with mode 0600."""
+    """Give weight files the umask's mode; safetensors writes them with mode 0600.
+
+    A file that an earlier checkpoint shares keeps its mode: its owner may be another user.
+    """
     probe = folder / ".mode"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
     for file in folder.glob("*.safetensors"):
-        file.chmod(mode)
+        if file.stat().st_nlink == 1:
+            file.chmod(mode)

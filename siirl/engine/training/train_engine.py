@@ -33,6 +33,7 @@ from siirl.engine.training.batch_loss import (
     TrainStep,
 )
 from siirl.engine.training.collectives import fail_together
+from siirl.engine.training.frozen_weights import FrozenWeights
 from siirl.engine.training.offload import STAYING, OffloadedTensors, ResidentTensors
 from siirl.engine.training.optimizer import (
     MOMENTS,
@@ -40,12 +41,18 @@ from siirl.engine.training.optimizer import (
     clip_gradients,
     trained_parameters,
 )
-from siirl.engine.training.saved_state import load_state, state_tensors, write_state
+from siirl.engine.training.saved_state import (
+    StagedState,
+    load_state,
+    stage_state,
+    state_tensors,
+    write_state,
+)
 from siirl.engine.training.schedules import schedule_factor
 from siirl.engine.training.score_gradient import gradient_in_scores, stacked
 from siirl.engine.training.scoring_engine import ScoringEngine
-from siirl.engine.training.shard_files import StagedParts, stage
 from siirl.engine.training.sharding import measure_reduction
+from siirl.engine.training.tensor_files import Types
 from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorError
 from siirl.models.weight_rows import full_tensor
 from siirl.params import OptimizerArguments
@@ -83,6 +90,7 @@ class TrainEngine(ScoringEngine[Scores]):
         self.optim = optim
         self.total_steps = total_steps
         self.max_grad_norm = max_grad_norm
+        self.frozen = FrozenWeights(self.module)
         self.moments: ResidentTensors = STAYING
         if offload and optim is not None:
             self.moments = OffloadedTensors(self._moments)
@@ -112,6 +120,8 @@ class TrainEngine(ScoringEngine[Scores]):
             self.optimizer = build_optimizer(self.module, self.optim)
             # raises for an impossible schedule before the first rollout
             self.learning_rate()
+        if self.weights is STAYING:  # a module whose weights leave its device is never saved
+            self.frozen.begin()
         self.moments.leave()
         return self
 
@@ -316,17 +326,25 @@ class TrainEngine(ScoringEngine[Scores]):
 
     # Checkpoints
 
-    def stage(self, *, copy: bool) -> StagedParts:
+    def stage(self, *, copy: bool, linked: Types | None = None) -> StagedState:
         """This rank's parts of weights, moments and the number of steps, to be written.
 
         Every rank calls it.
 
         Args:
             copy: Copy them to host memory, so that training can continue while they are written.
+                Frozen weights are not copied.
+            linked: Frozen weights whose file is already in place; None: it is written.
         """
+        frozen = self.ranks.broadcast_object(self.frozen.types()) if linked is None else linked
         with self.moments.resident():
-            tensors = state_tensors(self.module, self.optimizer, steps=self.steps)
-            return stage(tensors, ranks=self.ranks, copy=copy or self.moments is not STAYING)
+            return stage_state(
+                state_tensors(self.module, self.optimizer, steps=self.steps),
+                frozen=frozen,
+                linked=linked is not None,
+                ranks=self.ranks,
+                copy=copy or self.moments is not STAYING,
+            )
 
     def save(self, folder: Path) -> None:
         """Write weights, moments and the number of steps into `folder` (see `saved_state`).
@@ -354,4 +372,5 @@ class TrainEngine(ScoringEngine[Scores]):
         except CheckpointError as error:
             failure = error
         fail_together(self.ranks, failure)
+        self.frozen.begin()
         self.skips_in_a_row = 0
