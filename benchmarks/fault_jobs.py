@@ -22,7 +22,7 @@ LAST = f"step_{STEPS:08d}"
 # is waited for as long
 LIMIT_S = 1200.0
 GONE_WITHIN_S = 60.0
-RESULTS_OF_TRAINING = ("*/model.safetensors", "*/shards/*.distcp")  # weights and moments
+RESULTS_OF_TRAINING = ("*/*.safetensors", "*/shards/*.distcp")  # weights and moments
 EXPERIMENT = "fuzz"
 
 COMMON = (
