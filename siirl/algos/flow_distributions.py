@@ -154,8 +154,8 @@ class FlowDistribution(ActionDistribution):
 def _require_no_temperature(name: str, temperature: float) -> None:
     if temperature != 1:
         raise ConfigError(
-            f"actor_rollout_ref.rollout.temperature={temperature}: {name} explores by the noise of "
-            "its steps; leave it at 1, and set the noise in actor_rollout_ref.model.options."
+            f"actor_rollout_ref.rollout.temperature={temperature}: {name} explores by its own "
+            "noise; leave it at 1, and set the noise in actor_rollout_ref.model.options."
         )
 
 

@@ -21,6 +21,10 @@ FORMATS = ("siirl-checkpoint-1", FORMAT)  # the first had no shards
 EVALUATION_DUE = "evaluation_due"  # the run was interrupted before the step's evaluation finished
 KEPT_CHECKPOINTS = 3  # one to resume from, and two fallbacks
 TAKE_EARLIER = "Choose an earlier checkpoint."
+OFTEN_SHARED = (
+    f"{TAKE_EARLIER} If it shares this file, copy the file from elsewhere, or start again from the "
+    "weights that the run started from."
+)
 IN_SEVERAL_FILES = (INDEX_FILE, FROZEN_FILE, TRAINED_FILE)  # instead of WEIGHTS_FILE
 
 Fingerprints = dict[str, dict[str, Any]]
@@ -169,6 +173,10 @@ def _weight_files(engine: str, files: Collection[str]) -> list[str]:
     return [f"{engine}/{name}" for name in (IN_SEVERAL_FILES if in_several else (WEIGHTS_FILE,))]
 
 
+def _remedy(path: Path) -> str:
+    return OFTEN_SHARED if path.name == FROZEN_FILE else TAKE_EARLIER
+
+
 def _inside(name: str) -> bool:
     path = PurePosixPath(name)
     return name.isprintable() and name != "" and not path.is_absolute() and ".." not in path.parts
@@ -188,11 +196,11 @@ def _compare(path: Path, expected: dict[str, Any]) -> None:
         found = "no such file" if size is None else f"{size} bytes, so it was truncated or replaced"
         raise CheckpointError(
             f"{path} does not have the size that was saved. Expected: {expected['bytes']} bytes. "
-            f"Found: {found}. {TAKE_EARLIER}"
+            f"Found: {found}. {_remedy(path)}"
         )
     digest = fingerprint(path)["sha256"]
     if digest != expected["sha256"]:
         raise CheckpointError(
             f"{path} was changed after it was saved. Expected SHA-256: {expected['sha256']}. "
-            f"Found: {digest}. {TAKE_EARLIER}"
+            f"Found: {digest}. {_remedy(path)}"
         )

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from siirl.algos.flow_distributions import FlowDistribution, FlowEnd, FlowNoise, FlowSDE
@@ -32,8 +32,9 @@ def require_noise(noise: Any, level: Any, bounds: Any) -> None:
         )
     if type(level) not in (int, float) or not 0 < level < math.inf:
         raise ValueError(f"noise_level={level!r} must be a positive number.")
-    numbers = [bound for bound in bounds if type(bound) in (int, float)]
-    if len(bounds) != PAIR or len(numbers) != PAIR or not 0 < numbers[0] < numbers[1] < math.inf:
+    numbers = [*bounds] if isinstance(bounds, Sequence) else []
+    typed = all(type(bound) in (int, float) for bound in numbers)
+    if len(numbers) != PAIR or not typed or not 0 < numbers[0] < numbers[1] < math.inf:
         raise ValueError(f"noise_std={bounds!r} must be two positive numbers, the smaller first.")
 
 

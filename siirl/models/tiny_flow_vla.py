@@ -223,7 +223,8 @@ class TinyFlowVLA(TinyPolicy):
         asked = {name: getattr(config, name) for name in SAMPLING if name in options}
         if asked.get("noise") in LEARNING and self.config.noise == SDE:
             raise ValueError(
-                f"noise={asked['noise']!r} needs weights that were made with a learnt deviation."
+                f"noise={asked['noise']!r} needs weights that were made with a learnt deviation: "
+                "leave it at 'sde', or start from other weights (actor_rollout_ref.model.path)."
             )
         changed = TinyFlowVLA(dataclasses.replace(self.config, **asked))
         weights = self.state_dict()

@@ -133,9 +133,8 @@ def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
     trained = 0 if policy.model.lora.rank else trained_parameters(policy.model)
     moments = MOMENTS_BYTES_PER_PARAMETER * trained
     changing = _changing_parameters(policy.model, models=models)
-    copied = (BYTES_PER_PARAMETER + MOMENTS_BYTES_PER_PARAMETER) * changing
-    if sizes.ranks(config.trainer) > 1:  # one rank writes frozen weights tensor by tensor
-        copied += BYTES_PER_PARAMETER * (models * parameters - changing)
+    # frozen weights are copied for the first checkpoint
+    copied = BYTES_PER_PARAMETER * models * parameters + MOMENTS_BYTES_PER_PARAMETER * changing
     copied *= config.trainer.save_freq > 0
     offloaded = (
         models * moments * policy.actor.offload_optimizer

@@ -13,6 +13,7 @@ from tiny_training import TinyPolicy, largest_difference, make_engine, weights, 
 from torch import nn
 
 from siirl.dag_worker.manifest import fingerprint, read_manifest
+from siirl.engine.training import frozen_weights
 from siirl.engine.training.frozen_weights import FrozenWeights
 from siirl.engine.training.shard_files import ShardFolder
 from siirl.errors import CheckpointError
@@ -133,18 +134,31 @@ def test_frozen_weights_of_another_type_are_not_linked(tmp_path):
     assert load_file(saved / FILE)["blocks.0.weight"].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("data", [False, True])
-def test_a_weight_without_gradient_that_a_module_changes_is_saved_each_time(tmp_path, data):
-    """A target network that follows the trained one."""
+@pytest.mark.parametrize("entries", ["all", "all of data", "one"])
+def test_a_weight_without_gradient_that_a_module_changes_is_saved_each_time(
+    tmp_path, monkeypatch, entries
+):
+    """A target network that follows the trained one, or a memory of which one row is written."""
+    monkeypatch.setattr(frozen_weights, "SAMPLED", 1)  # of the first entry only
     run = job(tmp_path).train(1)
     first = run.save()
     bias = run.engine.module.head.bias
     with torch.no_grad():
-        (bias.data if data else bias).add_(1.0)
+        {"all": bias, "all of data": bias.data, "one": bias[-1:]}[entries].add_(1.0)
     run.train(1).save()
     assert inode(first) != inode(run.checkpoints.latest())
     resumed = job(tmp_path, seed=9).resume()
     assert torch.equal(resumed.engine.module.head.bias, bias)
+
+
+def test_a_weight_that_changes_while_it_is_written_is_saved_as_it_was(tmp_path):
+    engine = make_engine(module=partly_frozen())
+    staged = engine.stage(copy=True)
+    before = engine.module.head.bias.clone()
+    with torch.no_grad():
+        engine.module.head.bias.add_(1.0)
+    staged.complete(tmp_path, [staged.write(tmp_path)])
+    assert torch.equal(load_file(tmp_path / "frozen.safetensors")["head.bias"], before)
 
 
 def test_a_tied_frozen_weight_is_saved_once_and_loaded_into_both(tmp_path):
@@ -160,9 +174,9 @@ def test_a_tied_frozen_weight_is_saved_once_and_loaded_into_both(tmp_path):
     assert torch.equal(other.module.blocks[1].weight, one.module.blocks[0].weight)
 
 
-def test_frozen_weights_are_not_copied_to_be_written(tmp_path):
+def test_frozen_weights_are_not_copied_if_the_caller_waits_for_their_file(tmp_path):
     engine = job(tmp_path).engine
-    held = engine.stage(copy=True).held
+    held = engine.stage(copy=False).held
     assert held.whole("head.weight").data_ptr() == engine.module.head.weight.data_ptr()
 
 
@@ -211,7 +225,7 @@ def test_a_checkpoint_with_frozen_weights_fits_any_number_of_ranks(tmp_path):
 def test_damaged_frozen_weights_are_refused_by_name(tmp_path, damage, message):
     run = job(tmp_path).train(1)
     damage(run.save() / FILE)
-    with pytest.raises(CheckpointError, match=rf"frozen\.safetensors .*{message}"):
+    with pytest.raises(CheckpointError, match=rf"frozen\.safetensors .*{message}.* shares this"):
         run.resume()
 
 

@@ -112,6 +112,7 @@ def test_another_width_than_that_of_the_weights_is_refused(tmp_path):
         ({"noise_level": 0.0}, "noise_level=0.0 must be a positive number"),
         ({"noise_std": [0.2, 0.1]}, "must be two positive numbers, the smaller first"),
         ({"noise_std": [0.2]}, "must be two positive numbers"),
+        ({"noise_std": 0.2}, "noise_std=0.2 must be two positive numbers"),
         ({"noise_level": 0.3}, "noise_level is read with noise=sde.*leave it out"),
         ({"noise": "sde", "noise_std": [0.1, 0.2]}, "noise_std is read with noise=learnt or end"),
         ({"steps": 0}, "steps=0 must be an integer of at least 1"),

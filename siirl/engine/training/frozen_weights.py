@@ -1,7 +1,9 @@
 """Finds the weights of a module that do not change in a run: a checkpoint need not repeat them.
 
 Such a weight has no gradient. A user's module may still change one, such as a target network that
-follows the trained weights. A sample of each is therefore compared with its values at the start.
+follows the trained weights. Torch counts writes in place, so the count tells; a write to `.data` is
+not counted, so a sample of the values is compared as well. A write to `.data` of a few entries
+outside the sample is missed.
 """
 
 from collections.abc import Iterator
@@ -26,18 +28,18 @@ class FrozenWeights:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._start: dict[str, int] = {}
+        self._start: dict[str, tuple[int, int]] = {}
 
     def begin(self) -> None:
         """Take the current values as those at the start."""
-        self._start = {name: _sample(weight) for name, weight in self._without_gradient()}
+        self._start = {name: _condition(weight) for name, weight in self._without_gradient()}
 
     def types(self) -> Types:
         """Type and whole shape of each; a tied weight appears once."""
         return {
             name: (weight.dtype, weight.shape)
             for name, weight in self._without_gradient()
-            if self._start.get(name) == _sample(weight)
+            if self._start.get(name) == _condition(weight)
         }
 
     def _without_gradient(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -48,7 +50,7 @@ class FrozenWeights:
         )
 
 
-def _sample(weight: torch.Tensor) -> int:
-    """Checksum of some entries of this rank's part, at equal distances."""
+def _condition(weight: torch.Tensor) -> tuple[int, int]:
+    """Number of writes in place, and checksum of entries of this rank's part at equal distances."""
     flat = local_part(weight).reshape(-1)
-    return checksum({"": flat[:: max(1, len(flat) // SAMPLED)]})
+    return weight._version, checksum({"": flat[:: max(1, len(flat) // SAMPLED)]})

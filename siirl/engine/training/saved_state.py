@@ -96,7 +96,7 @@ class HeldWeights:
 
     def whole(self, name: str) -> torch.Tensor:
         """A weight, on its device."""
-        return local_part(self._weights[name])
+        return self._weights[name]
 
 
 class ShardedWeights:
@@ -134,7 +134,7 @@ class StagedState:
     frozen: Types
     """Weights of `frozen.safetensors`."""
     held: HeldWeights | None
-    """The same, if this rank writes that file from its own memory."""
+    """The same, if this rank writes that file from memory."""
 
     def write(self, folder: Path) -> Written:
         """Write this rank's parts.
@@ -170,6 +170,7 @@ class StagedState:
             shutil.rmtree(folder / FROZEN_SHARDS)
         elif self.held is not None:
             write_weight_file(folder / FROZEN_FILE, self.held)
+            self.held = None  # the copies are as large as the weights
         write_weight_file(folder / TRAINED_FILE, changing)
         write_index(folder, {FROZEN_FILE: self.frozen, TRAINED_FILE: changing.types})
         (folder / WEIGHTS_FILE).unlink(missing_ok=True)  # readers would prefer an earlier one
@@ -187,20 +188,21 @@ def stage_state(
 
     Args:
         tensors: See `state_tensors`.
-        frozen: Weights that do not change; they are not copied.
+        frozen: Weights that have not changed.
         linked: Whether the file of these is on disk already.
         ranks: The ranks that hold the tensors.
-        copy: Copy the other tensors to host memory, so that they may change before they are
-            written.
+        copy: Copy to host memory what is not on disk already, so that it may change before it is
+            written: a module may change a frozen weight itself.
     """
     unchanging = {f"{MODEL}{name}": tensors[f"{MODEL}{name}"] for name in frozen}
     changing = {name: tensor for name, tensor in tensors.items() if name not in unchanging}
     parts = {SHARDS: stage(changing, ranks=ranks, copy=copy)}
     held = None
     if frozen and not linked and ranks.size == 1:
-        held = HeldWeights({name: tensors[f"{MODEL}{name}"] for name in frozen})
+        whole = {name: local_part(tensors[f"{MODEL}{name}"]) for name in frozen}
+        held = HeldWeights({n: w.to("cpu", copy=True) if copy else w for n, w in whole.items()})
     elif frozen and not linked:
-        parts[FROZEN_SHARDS] = stage(unchanging, ranks=ranks, copy=False)
+        parts[FROZEN_SHARDS] = stage(unchanging, ranks=ranks, copy=copy)
     return StagedState(parts, frozen, held)
 
 

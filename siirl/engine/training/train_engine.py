@@ -333,7 +333,6 @@ class TrainEngine(ScoringEngine[Scores]):
 
         Args:
             copy: Copy them to host memory, so that training can continue while they are written.
-                Frozen weights are not copied.
             linked: Frozen weights whose file is already in place; None: it is written.
         """
         frozen = self.ranks.broadcast_object(self.frozen.types()) if linked is None else linked
