@@ -10,7 +10,7 @@ training, which sample actions: the mean return of those that ended in the last 
 and the mean over tenths. Processor seconds are of the whole process, imports included.
 Finished arms are kept and not run again; those that `--minutes` ended are not recorded.
 
-Left out: wall clock, and other servers than the process itself.
+Left out: the clock (`benchmarks.control_clock`).
 """
 
 import argparse
@@ -101,9 +101,9 @@ def _run(arm: Arm, arguments: argparse.Namespace, deadline: float) -> dict[str, 
         command = [
             sys.executable,
             *(
-                _siirl_words(task, seed=seed, steps=steps, folder=folder)
+                siirl_words(task, seed=seed, steps=steps, folder=folder)
                 if contender == "siirl"
-                else _contender_words(arm, steps=steps, folder=folder, cleanrl=arguments.cleanrl)
+                else contender_words(arm, steps=steps, folder=folder, cleanrl=arguments.cleanrl)
             ),
         ]
         seconds = _processor_seconds(command, deadline=deadline)
@@ -150,7 +150,8 @@ def _processor_seconds(command: list[str], *, deadline: float) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _siirl_words(task: str, *, seed: int, steps: int, folder: str) -> list[str]:
+def siirl_words(task: str, *, seed: int, steps: int, folder: str) -> list[str]:
+    """Words of siirl's command after `python`."""
     updates = steps // TASKS[task].steps_of_update
     return [
         *("-m", "siirl.train", *COMMON, f"env.id={task}", *TASKS[task].siirl, *OUTPUT),
@@ -159,7 +160,8 @@ def _siirl_words(task: str, *, seed: int, steps: int, folder: str) -> list[str]:
     ]
 
 
-def _contender_words(arm: Arm, *, steps: int, folder: str, cleanrl: Path | None) -> list[str]:
+def contender_words(arm: Arm, *, steps: int, folder: str, cleanrl: Path | None) -> list[str]:
+    """The same of another contender."""
     task, seed, contender = arm
     return [
         *("-m", "benchmarks.control_contenders", contender, "--task", task, "--seed", str(seed)),

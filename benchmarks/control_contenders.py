@@ -35,10 +35,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--cleanrl", type=Path, help="folder of CleanRL's files")
+    parser.add_argument("--processes", action="store_true", help="of sb3: SubprocVecEnv")
     flags = parser.parse_args()
     found: Found = []
     if flags.contender == "sb3":
-        train_sb3(flags.task, seed=flags.seed, steps=flags.steps, found=found)
+        train_sb3(
+            flags.task,
+            seed=flags.seed,
+            steps=flags.steps,
+            found=found,
+            processes=flags.processes,
+        )
     else:
         file = (flags.cleanrl / TASKS[flags.task].cleanrl).resolve()
         os.chdir(flags.folder)
@@ -46,17 +53,30 @@ def main() -> None:
     (flags.folder / "episodes.json").write_text(json.dumps(found))
 
 
-def train_sb3(task: str, *, seed: int, steps: int, found: Found) -> None:
-    """Train with the zoo's settings; adds the episodes to `found`."""
+def train_sb3(task: str, *, seed: int, steps: int, found: Found, processes: bool = False) -> None:
+    """Train with the zoo's settings; adds the episodes to `found`.
+
+    Args:
+        task: Gymnasium's id.
+        seed: Seed of environments and policy.
+        steps: Environment steps.
+        found: See above.
+        processes: Whether each environment has a process of its own.
+    """
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
     torch.set_num_threads(1)
     settings = TASKS[task]
-    environment: Any = make_vec_env(task, n_envs=settings.sb3_environments, seed=seed)
+    environment: Any = make_vec_env(
+        task,
+        n_envs=settings.sb3_environments,
+        seed=seed,
+        vec_env_cls=SubprocVecEnv if processes else DummyVecEnv,
+    )
     if settings.normalize:
         environment = VecNormalize(environment, gamma=settings.sb3["gamma"])
 

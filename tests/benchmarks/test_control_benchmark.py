@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 from benchmarks.control import by_tenths, table
+from benchmarks.control_clock import table as clock_table
 from benchmarks.control_tasks import TASKS
 
 FILE_FOR_GYMNASIUM_0_29 = """
@@ -43,6 +44,15 @@ def test_other_lengths_of_a_task_have_their_own_lines():
     assert table({"runs": runs}).splitlines()[-2:] == [
         "| CartPole-v1 | 256 | sb3 | 1 | 8.0 (8) | 4.0 | 3 |",
         "| CartPole-v1 | 512 | sb3 | 1, 2 | 8.0 (8, 8) | 4.0 | 3 |",
+    ]
+
+
+def test_the_clock_is_compared_with_the_faster_form_of_stable_baselines3():
+    seconds = {"siirl": [3.0, 9.0, 4.0], "sb3": [2.0], "sb3, processes": [6.0]}
+    assert clock_table({"Pendulum-v1, 8 steps": seconds}).splitlines()[-3:] == [
+        "| Pendulum-v1, 8 steps | siirl | 4.0 (3.0, 9.0, 4.0) | 2.00 |",
+        "| Pendulum-v1, 8 steps | sb3 | 2.0 (2.0) | 1.00 |",
+        "| Pendulum-v1, 8 steps | sb3, processes | 6.0 (6.0) | 3.00 |",
     ]
 
 
