@@ -28,7 +28,7 @@ BEFORE = (
     "actor_rollout_ref.actor.target_kl=null",
     "actor_rollout_ref.rollout.noise_correlation=0",
 )
-OPTIONS = "actor_rollout_ref.model.options"
+NOISE = "actor_rollout_ref.model.options.noise"
 BLIND = Arm(("experiment=blind",), warm_start=("--target-noise", "0", "trainer.blind=true"))
 MAIN = Study(
     common=BEFORE,
@@ -74,7 +74,7 @@ STUDIES = {
         arms={
             **ALGORITHMS,
             **{
-                noise: Arm((*ALGORITHMS["grpo"].overrides, f"{OPTIONS}={{noise: {noise}}}"))
+                noise: Arm((*ALGORITHMS["grpo"].overrides, f"{NOISE}={noise}"))
                 for noise in ("learnt", "sde")
             },
             "blind": BLIND,

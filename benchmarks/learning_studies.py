@@ -95,7 +95,7 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
     start = warm_start(study, name, flags)
     if study.goes_on_from:
         adopt_runs(study, name, seed=seed, flags=flags)
-    overrides = [word.format(folder=start) for word in (*study.common, *study.arms[name].overrides)]
+    overrides = overrides_of(study, name, start=start)
     folder = arm_folder(flags, name, seed)
     runs = train(
         folder,
@@ -124,6 +124,12 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
         ),
     }
     result_file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def overrides_of(study: Study, name: str, *, start: str) -> list[str]:
+    """What an arm sets beside its steps, seed and weights; `{folder}` stands for those weights."""
+    words = (*study.common, *study.arms[name].overrides)
+    return [word.format(folder=start) for word in words]
 
 
 def adopt_runs(study: Study, name: str, *, seed: int, flags: argparse.Namespace) -> None:
