@@ -27,6 +27,7 @@ RESULTS = Path(__file__).parent / "results"
 FIRST_TEST_SEED = 500_000  # tuning used those below
 COMMAND = "command.txt"  # in an arm's folder, once its training is done
 MODEL = "actor_rollout_ref.model.path"
+SAMPLING = "actor_rollout_ref.model.options"
 LAST = 5  # steps of training that are measured where nothing is held out
 
 
@@ -247,11 +248,12 @@ def measure_start(
     start: str, arm: Arm, name: str, *, common: tuple[str, ...], flags: argparse.Namespace
 ) -> dict[str, Any]:
     """Success of the policy that an arm starts from; the same for all seeds, and for all arms that
-    start from the same one.
+    start from the same one and sample in the same way.
     """
-    kept = flags.work / flags.study / (f"before_{name}.json" if arm.warm_start else "before.json")
+    own = bool(arm.warm_start) or any(word.startswith(SAMPLING) for word in arm.overrides)
+    kept = flags.work / flags.study / (f"before_{name}.json" if own else "before.json")
     if not kept.is_file():
-        overrides = [*common, *(arm.overrides if arm.warm_start else ())]
+        overrides = [*common, *(arm.overrides if own else ())]
         kept.write_text(
             json.dumps(measure(start, overrides, folder=kept.with_suffix(""), flags=flags))
         )
