@@ -1,6 +1,6 @@
 """Compares the clock of PPO with that of Stable-Baselines3, from the command to its end.
 
-    python -m benchmarks.control_clock --repetitions 3
+    python -m benchmarks.control_clock --repetitions 2
 
 `benchmarks.control_tasks` has the settings, and `benchmarks.control` what they learn. Environments
 step in the training process (`siirl`, `sb3`), or in one process a core (`siirl, servers`) or an
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["CartPole-v1", "Pendulum-v1"])
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--steps", type=int, help="cut longer tasks at this number of steps")
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=2)
     flags = parser.parse_args()
     seconds: dict[str, dict[str, list[float]]] = {}
     for _, task, contender in product(range(flags.repetitions), flags.tasks, flags.contenders):
