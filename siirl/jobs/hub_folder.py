@@ -146,6 +146,11 @@ def write_hub_folder(
     policy, config_file, group = locate(checkpoint)
     if group is not None:  # the card describes the run's lowest group
         config_file = None
+    if not (policy / CONFIG_FILE).is_file():
+        raise ConfigError(
+            f"{policy} has no config.json, as the folder of your own policy: nothing but your "
+            "function reads its weights. actor_rollout_ref.model.path= passes it the folder."
+        )
     description = read_object(policy / CONFIG_FILE, remedy="Copy or download the folder again.")
     _check_kind(policy, description)
     published_apart = description.get("model_type") == "openvla"

@@ -25,12 +25,12 @@ class LocatedPolicy(NamedTuple):
 
 def locate(checkpoint: Path) -> LocatedPolicy:
     """The policy that `checkpoint` names: a policy folder, possibly of an agent group (`actor_1`);
-    a checkpoint; or a run (its newest checkpoint).
+    a checkpoint; or a run (its newest checkpoint). The folder of a user's policy has weights only.
 
     Raises:
         CheckpointError: The path is not a policy folder, checkpoint or run folder, or is damaged.
     """
-    if (checkpoint / "config.json").is_file():
+    if (checkpoint / "config.json").is_file() or any(checkpoint.glob("*.safetensors")):
         run, group = run_of_weights(checkpoint)
         return LocatedPolicy(checkpoint, None if group is None else run / CONFIG_FILE, group)
     if not checkpoint.is_dir():

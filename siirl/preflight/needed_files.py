@@ -17,6 +17,7 @@ from siirl.files.weight_files import (
 )
 from siirl.params import sizes
 from siirl.params.policies import LANGUAGE_MODEL
+from siirl.params.references import is_reference
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.key_conditions import asks_a_model
 
@@ -52,8 +53,11 @@ def _found_by(
 
 def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
     model, reference = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
-    look = _language_model_folder if model.policy == LANGUAGE_MODEL else _policy_folder
     new = "use model=tiny_lm" if model.policy == LANGUAGE_MODEL else "null for new weights"
+    if model.policy == LANGUAGE_MODEL:
+        look = _language_model_folder
+    else:
+        look = _own_policy if is_reference(model.policy) else _policy_folder
     problems = list(look(model.path, place="actor_rollout_ref.model.path", otherwise=new))
     if sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm):
         problems += look(reference.path, place="actor_rollout_ref.ref.path", otherwise=OWN_START)
@@ -83,6 +87,19 @@ def _policy_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[
         "siirl warm-start"
     )
     return _model_folder(path, place=place, remedy=remedy)
+
+
+def _own_policy(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
+    """Errors of a path that a user's function reads: its format is the function's."""
+    if path is None:
+        return
+    found = find(path)
+    if not found.exists():
+        yield MissingAssetError(
+            f"{place}={path}: there is no {found}; give what your function reads, or {otherwise}."
+        )
+    elif found.is_dir():
+        yield from _whole(sorted(found.glob("*.safetensors")), place=place)
 
 
 def _language_model_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
