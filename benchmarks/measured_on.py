@@ -49,7 +49,11 @@ def _version(package: str) -> str:
 
 
 def _revision() -> str:
-    result = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    return result.stdout.strip() or "not a checkout"
+    """The commit, with `-dirty` if a tracked file other than a result differs from it."""
+    commit = _git("describe", "--always").stdout.strip()
+    changed = _git("diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)benchmarks/results")
+    return commit + "-dirty" * (changed.returncode == 1) if commit else "not a checkout"
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=False)
