@@ -134,6 +134,7 @@ class EnvPool:
 
     async def close(self) -> None:
         """End every server; running episodes raise RuntimeError. Safe to call twice."""
+        self._tally.report_failures()
         await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors))
 
     async def __aenter__(self) -> Self:

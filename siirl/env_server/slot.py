@@ -256,13 +256,13 @@ class Slot:
         logger.warning("Episode with seed %d %s (%s).", episode.seed, action, cause)
 
     def _give_up(self, episode: EpisodeRecord, reason: str) -> NoReturn:
-        self._tally.failures += 1
         self._episode = None
+        cause = _ended(reason)
         message = (
             f"The episode with seed {episode.seed} and options {episode.options} could not be "
-            f"simulated: {_ended(reason)}"
+            f"simulated: {cause}"
         )
-        logger.error(message)
+        self._tally.fail(cause, message)
         raise SimulationFailed(message)
 
 

@@ -13,6 +13,7 @@ from virtual_time import run_in_virtual_time
 from envs.base import FrameRequest
 from siirl.env_server.pool import EnvPool
 from siirl.env_server.server import EnvServer, RaisedError, Request
+from siirl.env_server.tally import Tally
 from siirl.errors import ConfigError, SimulationFailed
 from siirl.occupation import OCCUPATION
 
@@ -319,6 +320,41 @@ def test_a_replay_that_deviates_is_reported(tmp_path, caplog):
     assert any(
         record.levelname == "ERROR" and "diverged" in record.message for record in caplog.records
     )
+
+
+def test_the_first_failure_of_each_cause_is_logged_and_the_others_are_counted(tmp_path, caplog):
+    async def steps():
+        kwargs = {"fault": "give_up", "ledger": str(tmp_path), "times": 99}
+        async with local_pool("probe_envs:FaultyEnv", kwargs, envs_per_server=4) as pool:
+            said = []
+            for episodes in (8, 2):
+                failed = await run_episodes(pool, [1] * episodes)
+                assert all(isinstance(failure, SimulationFailed) for failure in failed)
+                said.append((pool.stats()["env/failures"], [r.message for r in caplog.records]))
+                caplog.clear()
+            return said
+
+    reason = "could not be simulated: EpisodeFailed: its gripper is stuck."
+    more = "of this step could not be simulated for the same reason: EpisodeFailed: its gripper is"
+    first = f"The episode with seed 1 and options {{}} {reason}"
+    assert asyncio.run(steps()) == [
+        (8, [first, f"And 7 more episodes {more} stuck."]),
+        (2, [first, f"And 1 more episode {more} stuck."]),
+    ]
+
+
+def test_of_many_causes_three_are_logged_and_a_pool_that_closes_counts_the_rest(caplog):
+    tally = Tally()
+    for number in range(9):
+        tally.fail(f"cause {number}.", f"episode {number} failed: cause {number}.")
+    tally.report_failures()
+    tally.report_failures()
+    assert [record.message for record in caplog.records] == [
+        *(f"episode {number} failed: cause {number}." for number in range(3)),
+        "And 6 more episodes of this step could not be simulated for other reasons; the first 3 "
+        "are above.",
+    ]
+    assert tally.failures == 9
 
 
 def test_a_refused_argument_is_an_error_of_the_caller():
