@@ -9,15 +9,13 @@ PandaPush-v3 and gym-xarm (the same seed gives another episode), Meta-World's ow
 import json
 import os
 import subprocess
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 
+from tests.envs.own_environment import GIVE_UP_S, REPOSITORY, environment_with
+
 LIST = Path(__file__).parent / "gymnasium_ids"
-REPOSITORY = Path(__file__).resolve().parents[2]
-GIVE_UP_S = 1200.0  # only a hang takes longer
 
 
 def test_the_list_has_forty_ids_of_ten_packages():
@@ -30,13 +28,7 @@ def test_the_list_has_forty_ids_of_ten_packages():
 def python(tmp_path_factory):
     """Of an environment with the ten packages."""
     folder = tmp_path_factory.mktemp("ten") / "environment"
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    (own,) = (folder / "lib").glob("python*/site-packages")
-    (own / "siirl.pth").write_text(f"{sysconfig.get_path('purelib')}\n{REPOSITORY}\n")
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
-    subprocess.run([*install, "-r", LIST / "packages.txt"], check=True, timeout=GIVE_UP_S)
-    return python
+    return environment_with(LIST / "packages.txt", folder=folder)
 
 
 @pytest.mark.slow  # installs seventeen packages, and plays 48 environments

@@ -17,9 +17,9 @@ from envs.checker import check_env
 from envs.registry import make_env
 from envs.text import MESSAGES, REWARD_PARTS
 from envs.tools.calls import ToolCall, write_call
+from tests.envs.own_environment import GIVE_UP_S, environment_with
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-VERSION = "0.1.14"
+PACKAGES = Path(__file__).parent / "verifiers_package" / "packages.txt"
 FAKE_PACKAGE = {
     "verifiers/__init__.py": """
 import importlib
@@ -318,22 +318,19 @@ print("the real package keeps the contract")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # installs 27 packages
 def test_the_real_package_keeps_the_contract(tmp_path):
-    """In a separate folder, beside this environment's packages."""
+    """In an environment of its own: it needs older versions of a few packages of siirl's lock."""
     (tmp_path / "real_sums.py").write_text(REAL_ENVIRONMENTS)
     (tmp_path / "play.py").write_text(REAL_TEST)
-    folder = os.environ.get("SIIRL_VERIFIERS_FOLDER") or str(tmp_path / "site")
-    if not Path(folder).is_dir():
-        pinned = ["-c", str(REPOSITORY / "requirements.lock")]
-        command = [sys.executable, "-m", "pip", "install", "-q", "--target", folder]
-        subprocess.run([*command, f"verifiers=={VERSION}", *pinned], check=True)
-    path = os.pathsep.join([str(REPOSITORY), str(tmp_path), folder])
+    python = environment_with(PACKAGES, folder=tmp_path / "environment")
     played = subprocess.run(
-        [sys.executable, str(tmp_path / "play.py")],
-        env={**os.environ, "PYTHONPATH": path},
+        [python, tmp_path / "play.py"],
+        env={**os.environ, "PYTHONPATH": ""},
         capture_output=True,
         text=True,
+        timeout=GIVE_UP_S,
+        check=False,
     )
     assert played.returncode == 0, played.stderr[-3000:]
     assert "keeps the contract" in played.stdout
