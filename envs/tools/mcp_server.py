@@ -108,8 +108,8 @@ class MCPTools(Toolset):
         except TimeoutError as error:
             self._drop()
             raise ToolStopped(
-                f"no answer within {self.deadline_s:g} s; "
-                "its server was stopped, and restarts with the next call"
+                f"no answer within {self.deadline_s:g} s; {self._server.stopped}, "
+                f"and {self._server.again}"
             ) from error
         except MCPError as error:
             if error.code != CONNECTION_CLOSED:
@@ -119,7 +119,8 @@ class MCPTools(Toolset):
         except (ValidationError, RuntimeError) as error:  # the answer is not MCP
             self._drop()
             raise ToolError(
-                f"its server's answer is not an MCP result ({type(error).__name__}); it restarts"
+                f"its server's answer is not an MCP result ({type(error).__name__}); "
+                f"{self._server.again}"
             ) from error
         text = _text(result)
         if result.is_error:
@@ -144,7 +145,8 @@ class MCPTools(Toolset):
                 connection = _Connection(self._server.transport())
             except OSError as error:  # no descriptor left
                 raise ToolsMissing(
-                    f"The MCP server {str(self._server)!r} did not start: {_first_cause(error)}."
+                    f"The MCP server {str(self._server)!r} {self._server.absent}: "
+                    f"{_first_cause(error)}."
                 ) from error
             try:
                 await connection.open(deadline_s=self._start_deadline_s)
@@ -158,7 +160,9 @@ class MCPTools(Toolset):
                 ExceptionGroup,
                 httpx2.HTTPError,
             ) as error:
-                raise ToolsMissing(self._complaint("did not start", error, connection)) from error
+                raise ToolsMissing(
+                    self._complaint(self._server.absent, error, connection)
+                ) from error
             finally:
                 if self._connection is None:  # even if the caller was cancelled
                     self._end(connection)

@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 from mcp import StdioServerParameters, stdio_client
@@ -27,7 +27,7 @@ from envs.server_address import authorization, is_loopback
 from envs.tools.error_stream import ErrorStream
 
 SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")))
-MAX_EVENT_BYTES = 64 << 20  # of one result; the client's own limit is 1 MiB
+MAX_EVENT_BYTES = 64 << 20  # of a stream; the client has 1 MiB, and no limit for a JSON answer
 SHOWN_CHARACTERS = 200
 LIBRARY_LOGGERS = (
     "mcp.client.stdio",
@@ -111,13 +111,17 @@ class Process:
     args: Sequence[str]
     env: Mapping[str, str]
     cwd: str | None
+    # how it failed, and what siirl does with it
+    absent: ClassVar[str] = "did not start"
+    stopped: ClassVar[str] = "its server was stopped"
+    again: ClassVar[str] = "it restarts with the next call"
 
     def __str__(self) -> str:
         return " ".join([self.command, *self.args])
 
     def end(self, reported: str) -> str:
         """Tell the model how a connection ended; the client reports `reported`."""
-        return "its server died; it restarts with the next call"
+        return f"its server died; {self.again}"
 
     def transport(self) -> McpTransport:
         """A transport that starts the server."""
@@ -138,6 +142,9 @@ class Address:
 
     url: str
     token: str | None
+    absent: ClassVar[str] = "gave no session"
+    stopped: ClassVar[str] = "the session was closed"
+    again: ClassVar[str] = "the next call connects again"
 
     def __str__(self) -> str:
         return self.url
@@ -149,7 +156,7 @@ class Address:
             if str(MAX_EVENT_BYTES) in reported
             else f"the connection to its server ended ({reported})"
         )
-        return f"{cause}; the next call connects again"
+        return f"{cause}; {self.again}"
 
     def transport(self) -> McpTransport:
         """A transport to the server."""
@@ -201,7 +208,7 @@ class _HttpTransport(McpTransport):
             yield streams
 
     def said(self) -> str:
-        return ""
+        return " Check that it runs, and its url and token_file in env.kwargs.tools."
 
     def close(self) -> None:
         return

@@ -97,7 +97,7 @@ def test_server_that_hangs_is_cut_off(notes_server):
     answer = with_tools(play, notes_server, deadline_s=0.5)
     assert (
         answer
-        == "Error: no answer within 0.5 s; its server was stopped, and restarts with the next call"
+        == "Error: no answer within 0.5 s; its server was stopped, and it restarts with the next call"
     )
 
 
