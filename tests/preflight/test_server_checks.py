@@ -70,6 +70,7 @@ def test_a_server_that_does_not_answer_is_refused() -> None:
         pass
     [problem] = problems(url)
     assert f"No inference server answers at {url}" in problem
+    assert problem.endswith("start it, or correct actor_rollout_ref.rollout.server.urls.")
 
 
 def test_the_plan_names_the_servers_and_the_transport_of_the_weights(tmp_path: Path) -> None:

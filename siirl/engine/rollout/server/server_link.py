@@ -164,7 +164,7 @@ class ServerLink:
                     raise ServerError(
                         f"No inference server answers at {self.url} "
                         f"({str(error) or type(error).__name__}; {attempts_s:g} s of attempts): "
-                        "start it, then resume the run from its last checkpoint.",
+                        "start it, or correct actor_rollout_ref.rollout.server.urls.",
                         gone=True,
                     ) from error
             await asyncio.sleep(BETWEEN_ATTEMPTS_S)
