@@ -23,6 +23,7 @@ from envs.gymnasium import GymnasiumEnv
 from envs.libero.folders import silence_robosuite
 from envs.offscreen import choose_backend
 
+INSTALL = "pip install --no-deps gymnasium-robotics==1.4.2 pettingzoo==1.27.0"  # of the Fetch arms
 STATE = "state"
 PICTURE = "picture"
 MISSION = "mission"
@@ -82,7 +83,10 @@ class FetchArm(Arm):
     def __init__(self, task: str, size: int = 64, render_mode: str | None = "rgb_array") -> None:
         check_counts(size=size)
         choose_backend()  # before MuJoCo is imported
-        gymnasium.register_envs(importlib.import_module("gymnasium_robotics"))
+        try:
+            gymnasium.register_envs(importlib.import_module("gymnasium_robotics"))
+        except ModuleNotFoundError as missing:
+            raise gymnasium.error.DependencyNotInstalled(f"{missing}. Type: {INSTALL}") from missing
         self.env = gymnasium.make(
             task,
             render_mode="rgb_array",

@@ -6,6 +6,8 @@ gymnasium-robotics is in no lock of siirl: its cases are skipped here, and run w
 
 import asyncio
 import importlib.util
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,6 +95,16 @@ def test_seeds_of_more_than_32_bits_are_different_episodes(preset, numbers):
     asyncio.run(environment.close())
     assert (first == again).all()
     assert all((first != other).any() for other in (last, far))
+
+
+def test_without_its_package_the_remedy_is_the_documents_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium_robotics", None)
+    with pytest.raises(
+        RuntimeError, match=r"not installed: .*Type: pip install --no-deps gym"
+    ) as told:
+        arm("fetch_reach")
+    documents = Path(__file__).parents[2] / "docs" / "environments.md"
+    assert str(told.value).partition("Type: ")[2] in documents.read_text()
 
 
 @pytest.mark.parametrize("preset", ["fetch_reach", "robosuite_lift"])
