@@ -56,7 +56,10 @@ from envs.text import (
 from envs.verifiers_messages import comparable, plain_message, response_of, with_tools
 
 PACKAGE = "verifiers"
-INSTALL = "pip install 'verifiers>=0.1.14,<0.4'"
+INSTALL = (
+    "pip install verifiers==0.1.14 in a Python environment of its own (the tested version; 0.3 "
+    "requires mcp<2, which takes the MCP tools of env=tools away)."
+)
 MAX_ACTION_CHARACTERS = 1 << 20
 UNBOUNDED_TURNS = 64  # limit for an environment that has none
 SUCCESS_AT = 1.0  # rubrics usually add up to 1
