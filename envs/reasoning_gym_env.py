@@ -107,8 +107,8 @@ class ReasoningGymEnv(Environment):
             config: Fields of the generator's configuration, for example `max_terms=3`.
 
         Raises:
-            ValueError: An unknown dataset (the message has the nearest name), or an argument that
-                the generator refuses.
+            ValueError: An unknown or refused dataset (the message has the nearest name, or the
+                cause), or an argument that the generator refuses.
             RuntimeError: reasoning-gym is not installed.
         """
         checked_choice("wording", wording, WORDINGS)
@@ -293,6 +293,11 @@ def _checked_dataset(dataset: object) -> str:
         raise ValueError(
             f"dataset={dataset!r} asks a different question in each process for the same seed, so "
             "the episodes of a group would differ: choose another one."
+        )
+    if dataset == "composite":
+        raise ValueError(
+            "dataset='composite' mixes generators that each need a configuration of their own, "
+            "which env.kwargs does not hold: choose one of these generators."
         )
     if dataset not in known:
         raise ValueError(

@@ -169,6 +169,7 @@ def test_the_last_marked_answer_counts_or_the_whole_text():
     [
         ({"dataset": "double"}, "Did you mean 'doubles'"),
         ({"dataset": "list_functions"}, "a different question in each process"),
+        ({"dataset": "composite"}, "each need a configuration of their own"),
         ({"largst": 3}, "Did you mean 'largest'"),
         ({"largest": 0}, "largest must be positive"),
         ({"heldout_share": 0}, "above 0 and below 1"),
