@@ -223,6 +223,18 @@ class EpisodeFailed(RuntimeError):
     """
 
 
+class ServerAway(EpisodeFailed, ValueError):
+    """The server behind an environment cannot be used; its constructor raises this.
+
+    A plan refuses it, as any ValueError. A running job makes the environment again for
+    `patience_s`, because the server may be restarted; then the waiting episodes fail.
+    """
+
+    def __init__(self, text: str, *, patience_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.patience_s = patience_s
+
+
 class Misbehaved(RuntimeError):
     """Code or server of a user's environment broke its contract; the message names the place, so
     reports leave the traceback out.

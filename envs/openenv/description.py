@@ -13,7 +13,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
-from envs.base import EnvSpec
+from envs.base import EnvSpec, ServerAway
 from envs.mistakes import one_line
 from envs.openenv.session import REFUSED_STATUS
 from envs.openenv.wire import SPEC, spec_from_json
@@ -22,6 +22,7 @@ from envs.text import shortened
 
 MAX_BYTES = 8 << 20
 NOT_FOUND = 404
+NOT_READY = 500  # and above: a proxy whose server restarts
 SCHEMA = "/schema"
 
 
@@ -40,7 +41,8 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
     """Read the description from the server at `url`, once per process.
 
     Raises:
-        ValueError: No server, a refused token, or an answer that violates OpenEnv's protocol.
+        ServerAway: No server within `deadline_s`, a refused token, or an answer that violates
+            OpenEnv's protocol. Only the absence of a server may pass.
     """
     document = _fetch(url, token=token, deadline_s=deadline_s)
     if document is None:
@@ -51,7 +53,7 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
         if not isinstance(properties, dict):
             raise TypeError(f"properties are {shortened(properties)}")
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
+        raise ServerAway(
             f"{url} is not an OpenEnv server: {url}{SCHEMA} has no schema of actions "
             f"({shortened(document[:80])})."
         ) from error
@@ -60,7 +62,7 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
     try:
         return Description(action_schema=action, spec=spec_from_json(action[SPEC]))
     except ValueError as error:
-        raise ValueError(
+        raise ServerAway(
             f"The server at {url} runs another version of siirl: {error}. Use the same version on "
             "both sides."
         ) from error
@@ -84,18 +86,20 @@ def _fetch(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
         if error.code == NOT_FOUND:
             return None
         if error.code in REFUSED_STATUS:
-            raise ValueError(
+            raise ServerAway(
                 f"The server at {url} refuses the token (status {error.code}): set "
                 "env.kwargs.token_file to a file with the right one."
             ) from error
-        raise ValueError(
-            f"{url} is not an OpenEnv server: {url}{SCHEMA} answers with status {error.code}."
+        raise ServerAway(
+            f"{url} is not an OpenEnv server: {url}{SCHEMA} answers with status {error.code}.",
+            patience_s=deadline_s if error.code >= NOT_READY else 0.0,
         ) from error
     except (OSError, http.client.HTTPException) as error:
-        raise ValueError(
+        raise ServerAway(
             f"No OpenEnv server can be reached at env.url={url} ({one_line(error)}): start it "
-            "first, or correct the address."
+            "first, or correct the address.",
+            patience_s=deadline_s,
         ) from error
     if len(document) > MAX_BYTES:
-        raise ValueError(f"{url}{SCHEMA} has more than {MAX_BYTES >> 20} MiB.")
+        raise ServerAway(f"{url}{SCHEMA} has more than {MAX_BYTES >> 20} MiB.")
     return document

@@ -10,8 +10,8 @@ others are text (`text_play`, `text_form`).
 Each environment has one session, which it keeps over episodes. A fault of the server is a lost
 connection, or an answer that is late, too long or outside the protocol. The running episode is then
 reported as failed, never scored, and the next reset connects again. With `replayable=True` such an
-episode is simulated again from its seed instead. Left out: frames for videos, and rows of prompt
-files.
+episode is simulated again from its seed instead, unless the server stays away for
+`connect_deadline_s`. Left out: frames for videos, and rows of prompt files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from envs.arguments import check_counts, checked_seed, not_running
 from envs.base import Environment, EnvSpec, EpisodeFailed, Info, Observation, StepResult
 from envs.deadlines import checked_deadline
 from envs.openenv.description import Description, describe
-from envs.openenv.session import ServerRefused, Session, SessionFault
+from envs.openenv.session import NoSession, ServerRefused, Session, SessionFault
 from envs.openenv.space_play import SpacePlay
 from envs.openenv.text_form import TextForm
 from envs.openenv.text_play import TextPlay
@@ -189,7 +189,8 @@ class OpenEnvEnv(Environment):
         await self._session.close()
 
     def _fail(self, error: SessionFault | ServerRefused) -> NoReturn:
-        if self.spec.replayable and isinstance(error, SessionFault):
+        may_pass = isinstance(error, SessionFault) and not isinstance(error, NoSession)
+        if self.spec.replayable and may_pass:
             raise error
         raise EpisodeFailed(str(error).rstrip(".")) from error
 

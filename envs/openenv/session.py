@@ -54,6 +54,10 @@ class Unreachable(SessionFault):
     """No connection, or one that ended between two messages: another attempt may succeed."""
 
 
+class NoSession(SessionFault):
+    """No session within the deadline for it; a replay would only wait again."""
+
+
 class ServerRefused(RuntimeError):
     """The server answered with an error; the session continues."""
 
@@ -92,7 +96,8 @@ class Session:
         """Start an episode; waits for a free session, and for a server that restarts.
 
         Raises:
-            SessionFault: No session in time, or a fault of the server.
+            NoSession: No session in time.
+            SessionFault: A fault of the server.
             ServerRefused: The environment refuses `data`.
         """
         return await over_network(self._reset(data))
@@ -121,13 +126,13 @@ class Session:
             except ServerRefused as refused:
                 if refused.code != CAPACITY_REACHED:
                     raise
-                failure: RuntimeError = Unreachable(
+                failure = NoSession(
                     f"The server at {self._url} has no free session: {refused}. Give it more, or "
                     "lower env.envs_per_server"
                 )
                 await self._close()
             except Unreachable as unreachable:
-                failure = unreachable
+                failure = NoSession(str(unreachable))
             if clock.time() + pause_s > give_up:
                 raise failure
             await asyncio.sleep(pause_s)

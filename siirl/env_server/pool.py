@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from envs.base import EnvSpec
+from envs.base import EnvSpec, EpisodeFailed
 from envs.registry import ENVS, env_spec
 from siirl.env_server.server_supervisor import ServerFault, ServerSupervisor
 from siirl.env_server.slot import Slot
@@ -125,7 +125,7 @@ class EnvPool:
                 await self.close()
                 await asyncio.gather(*starts, return_exceptions=True)
         for failure in failures:
-            if isinstance(failure, ServerFault):
+            if isinstance(failure, ServerFault | EpisodeFailed):
                 raise SimulationFailed(
                     f"The environment servers could not be started. {failure}"
                 ) from failure

@@ -17,9 +17,19 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from envs.base import Environment, EnvSpec, EpisodeFailed, Frames, Info, Misbehaved
+from envs.base import (
+    Environment,
+    EnvSpec,
+    EpisodeFailed,
+    Frames,
+    Info,
+    Misbehaved,
+    ServerAway,
+)
 from envs.mistakes import describe_exit, text_of
 from envs.registry import make_env
+
+AGAIN_AFTER_S = 0.5  # pause between attempts to make an environment whose server is away
 
 
 class Request(NamedTuple):
@@ -33,10 +43,11 @@ class Request(NamedTuple):
 class RaisedError(NamedTuple):
     """An exception of an environment as data, because exceptions may not be picklable."""
 
-    kind: Literal["mistake", "episode", "fault"]
+    kind: Literal["mistake", "episode", "away", "fault"]
     """`mistake`: a ValueError; the environment refuses an argument, and would refuse it again.
     `episode`: an `EpisodeFailed`; this episode cannot be scored, even if repeated, and the
-    environment works. `fault`: everything else."""
+    environment works. `away`: a `ServerAway`; the environment could not be made. `fault`: everything
+    else."""
     summary: str
     """Type and message; for a `mistake` the message only, since it is raised again."""
     trace: str
@@ -47,6 +58,8 @@ class RaisedError(NamedTuple):
         """Describe `error`."""
         if isinstance(error, Misbehaved):
             return cls(kind="fault", summary=text_of(error).rstrip("."), trace="")
+        if isinstance(error, ServerAway):
+            return cls(kind="away", summary=text_of(error).rstrip("."), trace="")
         trace = "\n" + "".join(traceback.format_exception(error))
         if isinstance(error, ValueError):
             return cls(kind="mistake", summary=str(error), trace=trace)
@@ -127,9 +140,20 @@ class EnvServer:
     async def _make(self) -> None:
         with _exit_is_an_error():
             self._hosted = [
-                _HostedEnvironment(make_env(self._env_name, **self._env_kwargs), clock=self._clock)
+                _HostedEnvironment(await self._made(), clock=self._clock)
                 for _ in range(self._num_envs)
             ]
+
+    async def _made(self) -> Environment:
+        """An environment; waits for a server behind it that is away."""
+        begin = time.monotonic()
+        while True:
+            try:
+                return make_env(self._env_name, **self._env_kwargs)
+            except ServerAway as away:
+                if time.monotonic() + AGAIN_AFTER_S > begin + away.patience_s:
+                    raise
+            await asyncio.sleep(AGAIN_AFTER_S)
 
 
 async def _close(environment: Environment) -> None:

@@ -76,6 +76,7 @@ class ServerSupervisor:
         self._outbox: list[_WaitingRequest] = []
         self._calls: list[_Call] = []  # in flight, oldest first: the server works on the oldest
         self._suspects: set[int] = set()
+        self._away: EpisodeFailed | None = None  # latest start whose environment's server was away
         self._ending: set[asyncio.Future[Any]] = set()  # killed servers
         self._closed = False
 
@@ -84,15 +85,24 @@ class ServerSupervisor:
 
         Raises:
             ValueError: The environment refuses its arguments.
+            EpisodeFailed: A server behind the environment is away. All episodes that waited for
+                this start fail, so that they do not wait for the same server one by one.
             ServerFault: The server did not start.
             RuntimeError: The pool is closed.
         """
         self._refuse_if_closed()
         if self._transport is None:
+            known = self._away
             async with self._starting:
                 self._refuse_if_closed()
                 if self._transport is None:
-                    self._transport = await self._open(self._make_transport())
+                    if self._away is not None and self._away is not known:
+                        raise EpisodeFailed(str(self._away))
+                    try:
+                        self._transport = await self._open(self._make_transport())
+                    except EpisodeFailed as away:
+                        self._away = away
+                        raise
         return self.generation
 
     async def request(self, request: Request, *, generation: int) -> Any:
@@ -212,6 +222,8 @@ class ServerSupervisor:
             return
         if raised.kind == "mistake":
             raise _refusal(raised)
+        if raised.kind == "away":
+            raise EpisodeFailed(raised.summary)
         raise ServerFault(
             "start",
             f"server {self.name}: the environment could not be made: {raised.summary}"

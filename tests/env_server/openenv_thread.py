@@ -14,7 +14,11 @@ TOKEN = "a-token-of-the-tests"
 class ServerThread:
     """Serves `env_name` inside of the block; the environments are in this process."""
 
-    def __init__(self, env_name: str, *, sessions: int = 2, **env_kwargs: Any) -> None:
+    def __init__(
+        self, env_name: str, *, sessions: int = 2, at_port: int = 0, **env_kwargs: Any
+    ) -> None:
+        """`at_port`: 0 chooses a free one."""
+        self._at_port = at_port
         self._pool = EnvPool(env_name, env_kwargs, num_servers=sessions, envs_per_server=1)
         self.server = OpenEnvServer(self._pool, token=TOKEN, max_message_bytes=1 << 20, seed=5)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -41,7 +45,7 @@ class ServerThread:
 
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        async with self.server.listening("127.0.0.1", 0) as self.port:
+        async with self.server.listening("127.0.0.1", self._at_port) as self.port:
             self.url = f"http://127.0.0.1:{self.port}"
             self._ready.set()
             await self._stop.wait()
