@@ -128,7 +128,7 @@ class Session:
                     raise
                 failure = NoSession(
                     f"The server at {self._url} has no free session: {refused}. Give it more, or "
-                    "lower env.envs_per_server"
+                    "lower env.num_servers or env.envs_per_server"
                 )
                 await self._close()
             except Unreachable as unreachable:
@@ -146,7 +146,10 @@ class Session:
         try:
             async with asyncio.timeout(self._deadline_s):
                 socket = self._socket = self._socket or await self._connect()
-                await socket.send(json.dumps(message))
+                with suppress(
+                    ConnectionClosed
+                ):  # `recv` has the server's last words, or raises too
+                    await socket.send(json.dumps(message))
                 received = await socket.recv()
             answered = True
         except TimeoutError as error:

@@ -22,7 +22,7 @@ import binascii
 import hmac
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -49,6 +49,9 @@ Message = dict[str, Any]
 MAX_CHUNK = 1024  # actions of one step
 # A trainer may compute for minutes in the thread that answers pings.
 PING_EVERY_S, PING_TIMEOUT_S = 20.0, 600.0
+FIRST_MESSAGE_S = (
+    10.0  # a client that is refused gets the reason as the answer to its first message
+)
 KEPT_HERE = ("row", "frames")  # options of reset that JSON cannot hold
 STOPS, TRY_LATER = 1001, 1013  # IANA's registry of WebSocket close codes
 UNAUTHORIZED = {"WWW-Authenticate": 'Basic realm="siirl serve", charset="UTF-8"'}
@@ -140,8 +143,7 @@ class OpenEnvServer:
         talk.add_done_callback(self._talks.discard)
         try:
             if self.num_sessions >= self._pool.num_slots:
-                await connection.send(json.dumps(self._full()))
-                await connection.close(TRY_LATER)
+                await self._refuse(connection)
                 return
             self.num_sessions += 1
             try:
@@ -154,6 +156,17 @@ class OpenEnvServer:
         except asyncio.CancelledError:
             await connection.close(STOPS)
             raise
+
+    async def _refuse(self, connection: ServerConnection) -> None:
+        """Answer the first message with an error.
+
+        A client that has not sent it yet would find the connection closed, and not read the reason.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                await connection.recv()
+        await connection.send(json.dumps(self._full()))
+        await connection.close(TRY_LATER)
 
     async def _serve(self, connection: ServerConnection, slot: Slot) -> None:
         episode = _Episode(slot, spec=self._pool.spec, draw_seed=self._draw_seed)

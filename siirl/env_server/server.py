@@ -46,8 +46,8 @@ class RaisedError(NamedTuple):
     kind: Literal["mistake", "episode", "away", "fault"]
     """`mistake`: a ValueError; the environment refuses an argument, and would refuse it again.
     `episode`: an `EpisodeFailed`; this episode cannot be scored, even if repeated, and the
-    environment works. `away`: a `ServerAway`; the environment could not be made. `fault`: everything
-    else."""
+    environment works. `away`: a `ServerAway`; the environment could not be made. `fault`: all else.
+    """
     summary: str
     """Type and message; for a `mistake` the message only, since it is raised again."""
     trace: str

@@ -21,6 +21,7 @@ from envs.base import Environment, EpisodeFailed, StepResult
 from envs.checker import check_env
 from envs.openenv.openenv_env import OpenEnvEnv
 from envs.registry import make_env
+from siirl.env_server import openenv_server
 from tests.env_server.openenv_thread import TOKEN, ServerThread
 from tests.env_server.probe_envs import GatedEnv
 
@@ -292,7 +293,8 @@ def test_sessions_have_environments_of_their_own_and_a_further_one_is_refused(
         ):
             answers = [await ask(first, reset(seed=1)), await ask(second, reset(seed=2))]
             async with connect(url, additional_headers=BEARER) as third:
-                answers.append(json.loads(await third.recv()))
+                await asyncio.sleep(0.2)  # a client that is slower than the server
+                answers.append(await ask(third, reset(seed=3)))
             answers.append(await ask(first, step(text="x")))
         async with connect(url, additional_headers=BEARER) as later:
             answers.append(await ask(later, reset(seed=3)))
@@ -302,6 +304,43 @@ def test_sessions_have_environments_of_their_own_and_a_further_one_is_refused(
     assert first["data"]["observation"] != second["data"]["observation"]
     assert (third["data"]["code"], third["data"]["max_sessions"]) == ("CAPACITY_REACHED", 2)
     assert graded["data"]["done"] is True and later["type"] == "observation"
+
+
+def test_a_client_without_a_free_session_reads_the_remedy(
+    adder: ServerThread, token_file: str
+) -> None:
+    async def play() -> None:
+        arguments = {"url": adder.url, "token_file": token_file}
+        envs = [OpenEnvEnv(**arguments), OpenEnvEnv(**arguments)]
+        further = OpenEnvEnv(**arguments, connect_deadline_s=0.5)
+        try:
+            for env in envs:
+                await env.reset(seed=1)
+            await further.reset(seed=1)
+        finally:
+            for env in (*envs, further):
+                await env.close()
+
+    remedy = "all 2 sessions are in use: start siirl serve with more"
+    with pytest.raises(EpisodeFailed, match=remedy):
+        asyncio.run(play())
+
+
+def test_a_client_that_says_nothing_is_refused_in_time(
+    adder: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openenv_server, "FIRST_MESSAGE_S", 0.1)
+
+    async def talk() -> Any:
+        url = f"ws://127.0.0.1:{adder.port}/ws"
+        async with (
+            connect(url, additional_headers=BEARER),
+            connect(url, additional_headers=BEARER),
+            connect(url, additional_headers=BEARER) as third,
+        ):
+            return json.loads(await third.recv())
+
+    assert asyncio.run(talk())["data"]["code"] == "CAPACITY_REACHED"
 
 
 def test_a_session_without_a_seed_gets_another_question_each_time(adder: ServerThread) -> None:

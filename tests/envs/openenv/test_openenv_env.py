@@ -6,11 +6,12 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
 from envs.base import EpisodeFailed
 from envs.checker import check_env
 from envs.openenv.openenv_env import OpenEnvEnv
-from envs.openenv.session import Session, SessionFault
+from envs.openenv.session import NoSession, Session, SessionFault
 from siirl.env_server.server import RaisedError
 from tests.envs.openenv.scripted_server import CLOSE, ScriptedServer, error, observed
 
@@ -297,9 +298,35 @@ def test_a_server_without_a_free_session_names_the_remedy() -> None:
 
     with (
         ScriptedServer(full) as server,
-        pytest.raises(EpisodeFailed, match=r"no free session.*lower env\.envs_per_server"),
+        pytest.raises(EpisodeFailed, match=r"no free session.*or env\.envs_per_server"),
     ):
         asyncio.run(first_step(server, connect_deadline_s=SHORT_S))
+
+
+def test_a_server_that_refuses_before_it_is_asked_gives_its_reason() -> None:
+    """openenv-core's server closes a connection without a session at once, after the error."""
+
+    async def refuse(connection: ServerConnection) -> None:
+        await connection.send(json.dumps(error("CAPACITY_REACHED", "no free session")))
+        await connection.close(1013)
+
+    async def reset() -> None:
+        async with serve(refuse, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            session = Session(
+                f"http://127.0.0.1:{port}",
+                token=None,
+                deadline_s=60.0,
+                connect_deadline_s=0.0,
+                max_message_bytes=1 << 20,
+            )
+            opened = await session._connect()
+            await opened.wait_closed()
+            session._socket = opened
+            await session._reset({})
+
+    with pytest.raises(NoSession, match="no free session"):
+        asyncio.run(reset())
 
 
 def test_a_fault_of_a_replayable_environment_is_one_of_the_server_without_a_traceback() -> None:
