@@ -5,8 +5,9 @@ JSON texts `{"type": "reset" | "step" | "state" | "mcp" | "close", "data": …}`
 `{"type": "observation" | "state" | "mcp" | "error", "data": …}`. Its own client is not used,
 because the package requires gradio, fastmcp, openai and pandas; the protocol needs `websockets`.
 
-Answers carry no number, so an answer after the deadline would be mistaken for that of the next
-message. The session therefore closes the connection after every fault, and `reset` opens another.
+Answers carry no number, so an answer after the deadline, or a second one, would be mistaken for
+that of the next message. The session therefore closes the connection after every fault, also if a
+message waits that nobody asked for, and `reset` opens another.
 
 All connections of the process share one event loop, in a thread that always runs. An environment
 server's own loop stops between requests: a connection there would answer no ping while the policy
@@ -145,7 +146,11 @@ class Session:
         answered = False
         try:
             async with asyncio.timeout(self._deadline_s):
-                socket = self._socket = self._socket or await self._connect()
+                if self._socket is None:
+                    self._socket = await self._connect()
+                else:
+                    await self._refuse_unasked(self._socket, kind)
+                socket = self._socket
                 with suppress(
                     ConnectionClosed
                 ):  # `recv` has the server's last words, or raises too
@@ -169,6 +174,18 @@ class Session:
                 f"The answer of the server at {self._url} to {kind!r} does not follow OpenEnv's "
                 f"protocol: {error}"
             ) from error
+
+    async def _refuse_unasked(self, socket: ClientConnection, kind: str) -> None:
+        """Raise SessionFault if a message waits: it would be taken for the answer to `kind`."""
+        try:
+            async with asyncio.timeout(0):
+                unasked = await socket.recv()
+        except TimeoutError:
+            return
+        raise SessionFault(
+            f"The server at {self._url} sent a message that nobody asked for, before {kind!r}: "
+            f"{shortened(unasked)}. It must answer each message once"
+        )
 
     async def _close(self) -> None:
         socket, self._socket = self._socket, None

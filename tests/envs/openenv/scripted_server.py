@@ -1,6 +1,6 @@
 """A server of OpenEnv's protocol with scripted answers, in a separate thread.
 
-Answers are texts, bytes, None (silence), or `CLOSE`; a dict is sent as JSON. Left out:
+Answers are texts, bytes, None (silence), `CLOSE`, or `Twice`; a dict is sent as JSON. Left out:
 environments.
 """
 
@@ -8,6 +8,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,14 @@ from websockets.http11 import Request, Response
 
 CLOSE = "close the connection"
 SAY = {"properties": {"message": {"type": "string"}}, "required": ["message"]}
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Two answers to one message."""
+
+    first: dict[str, Any]
+    second: dict[str, Any]
 
 
 def observed(reward: Any = None, *, done: Any = False, **fields: Any) -> dict[str, Any]:
@@ -111,9 +120,9 @@ class ScriptedServer:
                 answer = self._answer(message)
                 if message["type"] == "close" or answer == CLOSE:
                     return
-                if answer is not None:
-                    await connection.send(
-                        json.dumps(answer) if isinstance(answer, dict) else answer
-                    )
+                parts = [answer.first, answer.second] if isinstance(answer, Twice) else [answer]
+                for part in parts:
+                    if part is not None:
+                        await connection.send(json.dumps(part) if isinstance(part, dict) else part)
         except ConnectionClosed:
             return

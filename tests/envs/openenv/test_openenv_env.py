@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import pytest
+from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.server import ServerConnection, serve
 
 from envs.base import EpisodeFailed
@@ -13,7 +14,7 @@ from envs.checker import check_env
 from envs.openenv.openenv_env import OpenEnvEnv
 from envs.openenv.session import NoSession, Session, SessionFault
 from siirl.env_server.server import RaisedError
-from tests.envs.openenv.scripted_server import CLOSE, ScriptedServer, error, observed
+from tests.envs.openenv.scripted_server import CLOSE, ScriptedServer, Twice, error, observed
 
 Message = dict[str, Any]
 SHORT_S = 2.0  # of an answer that never comes; others take milliseconds
@@ -251,6 +252,44 @@ def test_a_late_answer_does_not_reach_the_next_episode() -> None:
         assert server.connections == 2
 
 
+def test_a_second_answer_ends_the_episode_instead_of_answering_the_next_step() -> None:
+    async def play(url: str) -> list[float]:
+        env = OpenEnvEnv(url=url)
+        rewards = []
+        for seed in range(2):
+            await env.reset(seed=seed)
+            rewards.append((await env.step("x"))[1])
+            await asyncio.sleep(0.2)  # the policy computes
+            with pytest.raises(EpisodeFailed, match=r"nobody asked for.*EXTRA"):
+                await env.step("y")
+        await env.close()
+        return rewards
+
+    twice = Twice(observed(0.0, heard="ONE"), observed(1.0, done=True, heard="EXTRA"))
+    with ScriptedServer(after_reset(twice)) as server:
+        assert asyncio.run(play(server.url)) == [0.0, 0.0]
+        assert server.connections == 2
+
+
+def test_a_second_answer_to_the_last_step_does_not_open_the_next_episode() -> None:
+    async def play(url: str) -> None:
+        env = OpenEnvEnv(url=url)
+        try:
+            await env.reset(seed=1)
+            await env.step("x")
+            await asyncio.sleep(0.2)
+            await env.reset(seed=2)
+        finally:
+            await env.close()
+
+    twice = Twice(observed(0.0, done=True, heard="ONE"), observed(heard="EXTRA"))
+    with (
+        ScriptedServer(after_reset(twice)) as server,
+        pytest.raises(EpisodeFailed, match="a message that nobody asked for, before 'reset'"),
+    ):
+        asyncio.run(play(server.url))
+
+
 def test_a_server_that_comes_back_gets_the_next_episode() -> None:
     async def play(server: ScriptedServer) -> Any:
         env = OpenEnvEnv(url=server.url)
@@ -303,6 +342,15 @@ def test_a_server_without_a_free_session_names_the_remedy() -> None:
         asyncio.run(first_step(server, connect_deadline_s=SHORT_S))
 
 
+class LateSession(Session):
+    """Sends its first message when the server has left."""
+
+    async def _connect(self) -> ClientConnection:
+        connection = await super()._connect()
+        await connection.wait_closed()
+        return connection
+
+
 def test_a_server_that_refuses_before_it_is_asked_gives_its_reason() -> None:
     """openenv-core's server closes a connection without a session at once, after the error."""
 
@@ -313,16 +361,13 @@ def test_a_server_that_refuses_before_it_is_asked_gives_its_reason() -> None:
     async def reset() -> None:
         async with serve(refuse, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            session = Session(
+            session = LateSession(
                 f"http://127.0.0.1:{port}",
                 token=None,
                 deadline_s=60.0,
                 connect_deadline_s=0.0,
                 max_message_bytes=1 << 20,
             )
-            opened = await session._connect()
-            await opened.wait_closed()
-            session._socket = opened
             await session._reset({})
 
     with pytest.raises(NoSession, match="no free session"):
