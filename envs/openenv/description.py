@@ -8,8 +8,10 @@ process starts. Redirects are not followed, because they would send the token el
 import functools
 import http.client
 import json
+import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +76,36 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
-    """The document at `/schema`, or None."""
+    """The document at `/schema`, or None.
+
+    The request has a thread of its own, because the deadline of `urllib` is for one read: a server
+    that sends a byte now and then would hold the command forever.
+    """
+    request: Future[bytes | None] = Future()
+    thread = threading.Thread(
+        target=_answer, args=(request, url, token, deadline_s), name="openenv-schema", daemon=True
+    )
+    thread.start()
+    try:
+        return request.result(timeout=deadline_s)
+    except TimeoutError as error:
+        raise ServerAway(
+            f"The server at env.url={url} did not send {SCHEMA} within {deadline_s:g} s "
+            "(env.kwargs.connect_deadline_s): correct the address, or allow more.",
+            patience_s=deadline_s,
+        ) from error
+
+
+def _answer(
+    request: "Future[bytes | None]", url: str, token: str | None, deadline_s: float
+) -> None:
+    try:
+        request.set_result(_request(url, token=token, deadline_s=deadline_s))
+    except Exception as error:  # noqa: BLE001 - raised again by the thread that waits
+        request.set_exception(error)
+
+
+def _request(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
     handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
     if is_loopback(url):
         handlers.append(urllib.request.ProxyHandler({}))

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import socket
+import threading
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -384,6 +387,32 @@ def test_a_fault_of_a_replayable_environment_is_one_of_the_server_without_a_trac
 def test_an_environment_without_a_server_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match=r"No OpenEnv server can be reached.*start it first"):
         OpenEnvEnv(url="http://127.0.0.1:9")
+
+
+def test_a_server_that_sends_its_schema_byte_by_byte_is_refused_in_time() -> None:
+    stop = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        with client, suppress(OSError):
+            client.recv(4096)
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n{")
+            while not stop.wait(0.1):
+                client.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        rescue = threading.Timer(30.0, stop.set)
+        rescue.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ValueError, match=r"did not send /schema within 0\.5 s"):
+            OpenEnvEnv(url=url, connect_deadline_s=0.5)
+        rescue.cancel()
+        in_time = not stop.is_set()
+        stop.set()
+        thread.join()
+    assert in_time
 
 
 @pytest.mark.parametrize(
