@@ -14,6 +14,7 @@ episode is simulated again from its seed instead, unless the server stays away f
 `connect_deadline_s`. Left out: frames for videos, and rows of prompt files.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -24,7 +25,7 @@ from envs.arguments import check_counts, checked_seed, not_running
 from envs.base import Environment, EnvSpec, EpisodeFailed, Info, Observation, StepResult
 from envs.deadlines import checked_deadline
 from envs.openenv.description import Description, describe
-from envs.openenv.session import NoSession, ServerRefused, Session, SessionFault
+from envs.openenv.session import CLOSE_S, NoSession, ServerRefused, Session, SessionFault
 from envs.openenv.space_play import SpacePlay
 from envs.openenv.text_form import TextForm
 from envs.openenv.text_play import TextPlay
@@ -83,7 +84,8 @@ class OpenEnvEnv(Environment):
                 reports success.
             replayable: Whether seed and actions determine an episode. The default is the siirl
                 server's value, or False for other servers, which may ignore the seed.
-            deadline_s: Seconds for one answer; with connect_deadline_s below env.deadline_s.
+            deadline_s: Seconds for one answer; with connect_deadline_s and a second for the
+                farewell at most env.deadline_s.
             connect_deadline_s: Seconds of attempts to get a session at reset.
             max_message_mib: Largest answer in MiB.
             max_observation_characters: Characters of an observation that the model reads.
@@ -116,7 +118,9 @@ class OpenEnvEnv(Environment):
                 max_observation_characters=max_observation_characters,
             ),
         )
-        self.spec = self._play.spec
+        self.spec = dataclasses.replace(
+            self._play.spec, slowest_step_s=deadline_s + connect_deadline_s + CLOSE_S
+        )
         self._session = Session(
             url,
             token=token,

@@ -39,6 +39,12 @@ from siirl.preflight.server_checks import server_problems
 from siirl.preflight.tool_checks import tool_server_problems
 from siirl.preflight.ungraded_rows import grading_problems
 
+SLOWEST_STEP = {
+    "tools": "for tools, max_calls_per_turn times tool_deadline_s",
+    "openenv": "env.kwargs.deadline_s, env.kwargs.connect_deadline_s and a second for a farewell",
+}
+"""How the deadlines of an environment add up."""
+
 
 def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
     """Settings that do not fit the environment's spec."""
@@ -91,9 +97,9 @@ def _deadline_of(env: EnvArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     if env.deadline_s < spec.slowest_step_s:
         yield ConfigError(
             f"env.deadline_s={env.deadline_s:g} replaces a server as hung, but a step of "
-            f"env.name={env.name} may take {spec.slowest_step_s:g} s by its own deadlines (for "
-            "tools, max_calls_per_turn times tool_deadline_s): raise env.deadline_s, or lower "
-            "those in env.kwargs."
+            f"env.name={env.name} may take {spec.slowest_step_s:g} s by its own deadlines "
+            f"({SLOWEST_STEP.get(env.name, SLOWEST_STEP['tools'])}): raise env.deadline_s, or "
+            "lower those in env.kwargs."
         )
 
 

@@ -17,6 +17,9 @@ from envs.checker import check_env
 from envs.openenv.openenv_env import OpenEnvEnv
 from envs.openenv.session import NoSession, Session, SessionFault
 from siirl.env_server.server import RaisedError
+from siirl.params.env_spec import describe_env
+from siirl.params.parser import parse_config
+from siirl.preflight.environment_checks import environment_problems
 from tests.envs.openenv.scripted_server import CLOSE, ScriptedServer, Twice, error, observed
 
 Message = dict[str, Any]
@@ -413,6 +416,32 @@ def test_a_server_that_sends_its_schema_byte_by_byte_is_refused_in_time() -> Non
         stop.set()
         thread.join()
     assert in_time
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "refused"),
+    [
+        ("{deadline_s: 50}", "may take 71 s"),
+        ("{deadline_s: 100000}", "may take 100021 s"),
+        ("{deadline_s: 39}", None),
+    ],
+)
+def test_a_plan_refuses_deadlines_after_which_the_whole_environment_server_is_replaced(
+    kwargs: str, refused: str | None
+) -> None:
+    with ScriptedServer(Echo()) as server:
+        config = parse_config(
+            ["pipeline=grpo", "env=openenv", f"env.url={server.url}", f"env.kwargs={kwargs}"]
+        )
+        problems = [
+            str(problem)
+            for problem in environment_problems(config, describe_env(config))
+            if "env.deadline_s" in str(problem)
+        ]
+    assert len(problems) == (refused is not None)
+    for problem in problems:
+        assert "env.deadline_s=60 replaces a server" in problem and str(refused) in problem
+        assert "env.kwargs.deadline_s, env.kwargs.connect_deadline_s" in problem
 
 
 @pytest.mark.parametrize(
