@@ -22,7 +22,16 @@ from typing import Any, NoReturn, Protocol
 from numpy.typing import NDArray
 
 from envs.arguments import check_counts, checked_seed, not_running
-from envs.base import Environment, EnvSpec, EpisodeFailed, Info, Observation, StepResult
+from envs.base import (
+    LARGEST_REWARD,
+    Environment,
+    EnvSpec,
+    EpisodeFailed,
+    Info,
+    Observation,
+    StepResult,
+    is_reward,
+)
 from envs.deadlines import checked_deadline
 from envs.openenv.description import Description, describe
 from envs.openenv.session import CLOSE_S, NoSession, ServerRefused, Session, SessionFault
@@ -30,6 +39,7 @@ from envs.openenv.space_play import SpacePlay
 from envs.openenv.text_form import TextForm
 from envs.openenv.text_play import TextPlay
 from envs.server_address import checked_url, read_token
+from envs.text import shortened
 
 MAX_TURNS = 16
 MAX_MESSAGE_MIB = 64  # below openenv-core's own 100; an image of 4096x4096 has 64
@@ -113,7 +123,7 @@ class OpenEnvEnv(Environment):
                 action_field=action_field,
                 observation_field=observation_field,
                 max_episode_steps=max_episode_steps,
-                success_return=float(success_return),
+                success_return=_checked_return(success_return),
                 replayable=replayable,
                 max_observation_characters=max_observation_characters,
             ),
@@ -197,6 +207,15 @@ class OpenEnvEnv(Environment):
         if self.spec.replayable and may_pass:
             raise error
         raise EpisodeFailed(str(error).rstrip(".")) from error
+
+
+def _checked_return(value: Any) -> float:
+    if not is_reward(value):
+        raise ValueError(
+            f"env.kwargs.success_return={shortened(value)} must be a finite number, the return "
+            f"from which an episode is a success (at most {LARGEST_REWARD:g} in size)."
+        )
+    return float(value)
 
 
 @dataclass(frozen=True, kw_only=True)

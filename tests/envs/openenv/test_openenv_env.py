@@ -473,6 +473,15 @@ def test_an_invalid_address_is_refused(url: str | None, sentence: str) -> None:
         OpenEnvEnv(url=url)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "abc", 1e30, None])
+def test_a_return_that_no_episode_can_compare_with_is_refused_by_its_key(value: Any) -> None:
+    with (
+        ScriptedServer(Echo()) as server,
+        pytest.raises(ValueError, match=r"env\.kwargs\.success_return=.* must be a finite number"),
+    ):
+        OpenEnvEnv(url=server.url, success_return=value)
+
+
 def test_an_unknown_field_of_the_action_is_refused_with_the_known_ones() -> None:
     with ScriptedServer(Echo()) as server, pytest.raises(ValueError, match="known: message"):
         OpenEnvEnv(url=server.url, action_field="text")
