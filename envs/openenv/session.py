@@ -19,6 +19,7 @@ Left out: the stateless HTTP routes `/reset` and `/step`, which play no episode.
 import asyncio
 import functools
 import json
+import math
 import threading
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
@@ -252,7 +253,7 @@ def _data_of(received: str | bytes, *, answer: str) -> dict[str, Any]:
     if isinstance(received, bytes):
         raise ValueError(f"{len(received)} bytes, not text")
     try:
-        message = json.loads(received, parse_constant=_refuse_constant)
+        message = json.loads(received, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("JSON that nests too deep") from error
     except json.JSONDecodeError as error:
@@ -269,7 +270,14 @@ def _data_of(received: str | bytes, *, answer: str) -> dict[str, Any]:
 
 
 def _refuse_constant(constant: str) -> float:
-    raise ValueError(f"a number is {constant}")
+    raise ValueError(f"a number is {shortened(constant)[1:-1]}")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):  # 1e999
+        _refuse_constant(digits)
+    return number
 
 
 @functools.cache

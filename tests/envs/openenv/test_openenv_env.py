@@ -225,6 +225,11 @@ def test_the_token_of_a_file_is_sent_with_every_request(tmp_path: Any) -> None:
         ("[" * 100_000, "JSON that nests too deep"),
         (b"12", "2 bytes, not text"),
         ('{"type": "observation", "data": {"reward": NaN}}', "a number is NaN"),
+        (
+            '{"type": "observation", "data": {"observation": {"x": 1e999}, "reward": 0, '
+            '"done": false}}',
+            "a number is 1e999",
+        ),
         (observed(None, done=True), "ended an episode without a reward"),
         (error("EXECUTION_ERROR", "it broke\nhere"), "it broke here (EXECUTION_ERROR)"),
         ("x" * (3 << 20), "answered 'step' with more than 2 MiB (env.kwargs.max_message_mib)"),
