@@ -25,6 +25,7 @@ from envs.text import shortened
 ACTIONS = "actions"
 OBSERVATION = "observation"
 INFO = "info"
+SUCCESS = "success"
 INVALID = "VALIDATION_ERROR"
 
 
@@ -102,6 +103,9 @@ class SpacePlay:
         info = reply.observation.get(INFO)
         if not isinstance(info, dict):
             raise self._other(ValueError(f"info is {shortened(info)} instead of an object"))
+        success = info.get(SUCCESS)
+        if self.spec.reports_success and not isinstance(success, bool | None):
+            raise self._other(ValueError(f"{SUCCESS} is {shortened(success)}, not true or false"))
         return dict(info)
 
     def _other(self, error: ValueError) -> SessionFault:

@@ -225,13 +225,19 @@ def spec_from_json(value: Any) -> EnvSpec:
     try:
         return EnvSpec(
             **{name: value[name] for name in PLAIN_FIELDS},
-            tasks=tuple(value["tasks"]),
+            tasks=_tasks(value["tasks"]),
             observation_space=space_from_json(value["observation_space"]),
             action_space=space_from_json(value["action_space"]),
             renders=False,
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{shortened(value)} is not a spec of this version of siirl") from error
+
+
+def _tasks(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"tasks are {shortened(value)} instead of a list")
+    return tuple(value)
 
 
 def _dict_from_json(value: Any, space: spaces.Dict, *, where: str) -> dict[str, Any]:

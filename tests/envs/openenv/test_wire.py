@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from envs.base import EnvSpec
@@ -29,3 +30,9 @@ def test_a_spec_with_numbers_of_numpy_is_sent_as_json() -> None:
     )
     received = spec_from_json(json.loads(json.dumps(spec_to_json(spec))))
     assert (received.max_episode_steps, received.replayable) == (30, False)
+
+
+def test_tasks_of_a_spec_that_are_one_text_are_refused() -> None:
+    spec = spec_to_json(EnvSpec("walk", ("walk",), spaces.Discrete(10), spaces.Discrete(2), 30))
+    with pytest.raises(ValueError, match="tasks are 'walk' instead of a list"):
+        spec_from_json({**spec, "tasks": "walk"})
