@@ -74,6 +74,21 @@ def test_a_step_has_a_fixed_number_of_decisions(tmp_path):
     assert sum(step["rollout/episodes"] for step in steps) > 4
 
 
+def test_a_success_is_paid_at_the_end_of_its_episode_and_not_at_every_cut(tmp_path):
+    steps = train(
+        tmp_path,
+        "env.id=early_success:EarlySuccess-v0",
+        "reward=success",
+        "actor_rollout_ref.rollout.n_steps=5",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=10",
+        "trainer.total_steps=8",
+        "trainer.save_freq=-1",
+    )
+    assert [step["reward/mean_score"] for step in steps] == [0.0, 0.0, 0.0, 1.0] * 2
+    assert [step["rollout/episodes"] for step in steps] == [0.0, 0.0, 0.0, 4.0] * 2
+    assert [step.get("rollout/success_rate") for step in steps] == [None, None, None, 1.0] * 2
+
+
 def test_evaluations_between_segments_change_no_episode_of_training(tmp_path):
     options = ("trainer.total_steps=3", "trainer.val_before_train=false")
     without = train(tmp_path / "without", *options)

@@ -183,6 +183,8 @@ class SegmentWorkflow(RolloutWorkflow):
             row = recorder.row(
                 _part(data, episode, number=len(rows)), info, truncated=bool(truncated)
             )
+            # an environment may report success at every step, but an episode has one outcome
+            row["complete"] = row["complete"] and bool(ended)
             row |= self._behind(observation, data, terminated=bool(terminated))
             rows.append(
                 Trajectory(
