@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.text import Text
 
+from envs.base import EnvSpec
 from siirl import interrupts, stacks
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.events import Activity, Ended, Event, Ready
@@ -44,7 +45,9 @@ from siirl.preflight.machine import device_slots
 from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.console import (
     EMBODIED_COLUMNS,
+    SEGMENT_COLUMNS,
     TEXT_COLUMNS,
+    TableColumn,
     interval_table,
     tasks_below_others,
 )
@@ -140,11 +143,18 @@ def _description(config: SiiRLArguments, run_folder: Path) -> RunDescription:
         first_step=first_step(trainer),
         project=trainer.project_name,
         experiment=trainer.experiment_name,
-        columns=TEXT_COLUMNS if is_text(specs[0]) else EMBODIED_COLUMNS,
+        columns=_columns(config, specs[0]),
         notice=" ".join(dict.fromkeys(spec.notice for spec in specs if spec.notice)),
         config=to_tree(config),
         tags=trainer.tags,
     )
+
+
+def _columns(config: SiiRLArguments, spec: EnvSpec) -> Sequence[TableColumn]:
+    if is_text(spec):
+        return TEXT_COLUMNS
+    whole_episodes = config.actor_rollout_ref.rollout.n_steps is None
+    return EMBODIED_COLUMNS if whole_episodes else SEGMENT_COLUMNS
 
 
 def limit_line(trainer: TrainingArguments, *, step: int, files: bool) -> str:

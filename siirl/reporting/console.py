@@ -86,6 +86,12 @@ EMBODIED_COLUMNS = (
     TableColumn("sim busy", "env/busy_share", percent),
     TableColumn("pol busy", "policy/busy_share", percent),
 )
+# A segment's reward is of a part of an episode, so the return of whole ones is shown.
+SEGMENT_COLUMNS = (
+    EMBODIED_COLUMNS[0],
+    TableColumn("return", "rollout/return", number),
+    *EMBODIED_COLUMNS[3:],
+)
 TEXT_COLUMNS = (
     TableColumn("success", "rollout/success_rate", percent, steady=True),
     TableColumn("reward", "reward/mean_score", number),

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from siirl.reporting.console import (
     EMBODIED_COLUMNS,
+    SEGMENT_COLUMNS,
     TEXT_COLUMNS,
     ConsoleWriter,
     TableColumn,
@@ -150,7 +151,7 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("columns", [EMBODIED_COLUMNS, TEXT_COLUMNS])
+@pytest.mark.parametrize("columns", [EMBODIED_COLUMNS, SEGMENT_COLUMNS, TEXT_COLUMNS])
 def test_the_lines_of_a_step_fit_80_columns(columns: Sequence[TableColumn]) -> None:
     for console in (log_file(), terminal(80)):
         writer = ConsoleWriter(total_steps=1000, columns=columns, console=console)
@@ -163,7 +164,7 @@ def test_the_lines_of_a_step_fit_80_columns(columns: Sequence[TableColumn]) -> N
 
 
 def test_a_wide_terminal_shows_all_columns() -> None:
-    for columns in (EMBODIED_COLUMNS, TEXT_COLUMNS):
+    for columns in (EMBODIED_COLUMNS, SEGMENT_COLUMNS, TEXT_COLUMNS):
         console = terminal(120)
         writer = ConsoleWriter(total_steps=1, columns=columns, console=console)
         writer.write(step=1, metrics=LONG)
