@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.actor.chunk_windows import rows_of_decisions
-from siirl.errors import CheckpointError
+from siirl.errors import CheckpointError, TooManyFailures
 
 SEGMENTS = (
     "env=gymnasium", "env.id=CartPole-v1", "pipeline=ppo", "trainer=classic_control", "cluster=local",
@@ -42,6 +42,13 @@ def test_a_resumed_run_continues_in_its_running_episodes_bit_for_bit(tmp_path):
     assert untimed(resumed) == untimed(whole[2])
     for engine in ("actor", "critic"):
         assert same(weights(tmp_path / "whole", 3, engine), weights(tmp_path / "parts", 3, engine))
+
+
+def test_an_episode_that_its_seed_does_not_determine_is_not_resumed(tmp_path):
+    unseeded = ("env.id=unseeded_walk:UnseededWalk-v0", "trainer.total_steps=2")
+    train(tmp_path, *unseeded, "trainer.total_steps=1")
+    with pytest.raises(TooManyFailures, match="did not resume in its state after 16 steps"):
+        train(tmp_path, *unseeded, f"trainer.resume={tmp_path}")
 
 
 STANDARDISED = (

@@ -51,6 +51,13 @@ class RunningEpisode:
     """Executed actions [K, ...], chunk by chunk."""
     env_return: float = 0.0
     steps: int = 0
+    loaded_sample: Any = None
+    """Sample of the newest observation in the checkpoint; None: not from a checkpoint."""
+
+    @property
+    def newest_sample(self) -> Any:
+        """Sample of the newest observation, which a replay must reproduce; None: unknown."""
+        return self.loaded_sample if self.observation is None else sample(self.observation)
 
     def add(self, observation: Any, reward: float, actions: NDArray[Any]) -> None:
         """Record a chunk: the resulting observation and reward, and the executed actions."""
@@ -74,6 +81,7 @@ class RunningEpisode:
             "actions": np.concatenate(self.actions) if self.actions else None,
             "env_return": self.env_return,
             "steps": self.steps,
+            "observation": self.newest_sample,
         }
 
     @classmethod
@@ -85,6 +93,7 @@ class RunningEpisode:
             actions=[] if actions is None else [actions],
             env_return=state["env_return"],
             steps=state["steps"],
+            loaded_sample=state.get("observation"),  # older checkpoints have none
         )
 
 
@@ -225,10 +234,9 @@ class SegmentWorkflow(RolloutWorkflow):
         observation, ended = await slot.resume(
             seed=episode.begun_by["seed"], options=episode.options(), actions=actions
         )
+        before = episode.newest_sample
         differs = (
-            None
-            if episode.observation is None
-            else difference(sample(episode.observation), sample(observation), where="observation")
+            None if before is None else difference(before, sample(observation), where="observation")
         )
         if ended:
             differs = "it ended"
