@@ -132,6 +132,20 @@ def require_distribution(output: Any, *, policy: str) -> ActionDistribution:
     return output
 
 
+def require_scores(distribution: ActionDistribution, **scores: torch.Tensor) -> None:
+    """Check that each method named in `scores` returned a number per token, [N, T].
+
+    Raises:
+        ConfigError: A method of the distribution returned another shape.
+    """
+    for method, found in scores.items():
+        if found.shape != distribution.shape:
+            raise ConfigError(
+                f"{type(distribution).__name__}.{method} returned the shape {tuple(found.shape)}; "
+                f"expected {distribution.shape}: rows, and tokens of a chunk."
+            )
+
+
 def _is_data(output: ActionDistribution) -> TypeGuard[Any]:
     return dataclasses.is_dataclass(output)
 
@@ -153,9 +167,9 @@ class Categorical(ActionDistribution):
         """See `ActionDistribution.shape`."""
         return self.logits.shape[0], self.logits.shape[1]
 
-    def tempered(self, temperature: float) -> "Categorical":
+    def tempered(self, temperature: float) -> Self:
         """See `ActionDistribution.tempered`."""
-        return Categorical(self.logits, temperature=self.temperature * temperature)
+        return dataclasses.replace(self, temperature=self.temperature * temperature)
 
     def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
         """See `ActionDistribution.sample`; int64 [N, T]."""
@@ -217,7 +231,7 @@ class Gaussian(ActionDistribution):
     def tempered(self, temperature: float) -> Self:
         """See `ActionDistribution.tempered`: N(m, s^2)^(1/t) is proportional to N(m, t s^2)."""
         check_temperature(temperature)
-        return type(self)(self.mean, self.log_std + 0.5 * math.log(temperature))
+        return dataclasses.replace(self, log_std=self.log_std + 0.5 * math.log(temperature))
 
     def sample(self, uniforms_NU: torch.Tensor, *, top_p: float = 1.0) -> torch.Tensor:
         """See `ActionDistribution.sample`; float32 [N, T]."""

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from envs.archives import DAMAGE
 from envs.base import EnvSpec
 from envs.mistakes import describe_error
 from envs.names import listed_tasks
+from siirl.algos.distributions import ActionDistribution
 from siirl.dag_worker.embodied_components import make_encoder
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
@@ -17,6 +19,7 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.files.paths import find
 from siirl.files.weight_files import parameters_in
 from siirl.models import ActionTokenizer, ContinuousActions
+from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
@@ -72,6 +75,7 @@ def check_policy(
         if path is not None:
             policy.check_options(spec, options=model.options, path=path)
         check_actions(policy.action_tokenizer, spec, place=place)
+        _require_class(policy, place=place)
         policy.distribution.check_settings(
             temperature=config.actor_rollout_ref.rollout.temperature,
             top_p=config.actor_rollout_ref.rollout.top_p,
@@ -102,6 +106,15 @@ def _check_size(policy: nn.Module, spec: EnvSpec, *, place: str, env_name: str) 
             f"weights take {size_text(needed)}, but this machine has "
             f"{size_text(total_memory_bytes())} of memory. Make the observations smaller: with "
             "env.kwargs, or gymnasium.wrappers.ResizeObservation around the environment."
+        )
+
+
+def _require_class(policy: Policy, *, place: str) -> None:
+    named: Any = policy.distribution  # a user may have set anything
+    if not (isinstance(named, type) and issubclass(named, ActionDistribution)):
+        raise ConfigError(
+            f"{place}: its attribute distribution is {named!r}: name the class that forward "
+            "returns, for example siirl.models.Gaussian."
         )
 
 

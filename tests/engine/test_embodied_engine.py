@@ -3,6 +3,7 @@ lockstep.
 """
 
 import asyncio
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
-from siirl.models import ActionTokenizer, Categorical
+from siirl.errors import ConfigError
+from siirl.models import ActionTokenizer, Categorical, Gaussian
 
 
 class TwoTokens(nn.Module):
@@ -21,6 +23,7 @@ class TwoTokens(nn.Module):
 
     chunk_length = 2
     action_tokenizer = ActionTokenizer(bins=4, low=(-1.0,), high=(1.0,))
+    distribution = Categorical
 
     def __init__(self):
         super().__init__()
@@ -61,6 +64,31 @@ def test_requests_that_wait_together_share_one_forward_pass():
     policy = TwoTokens()
     ask(engine(policy), *(request(str(i), float(i), [0.5, 0.5]) for i in range(5)))
     assert policy.batches == [[0.0, 1.0, 2.0, 3.0, 4.0]]
+
+
+def test_a_policy_that_returns_another_class_than_it_names_is_refused():
+    policy = TwoTokens()
+    policy.distribution = Gaussian
+    with pytest.raises(
+        ConfigError, match=r"returned a Categorical, but .*distribution is Gaussian"
+    ):
+        ask(engine(policy), request("a", 0.0, [0.5, 0.5]))
+
+
+def test_log_probs_of_another_shape_are_refused():
+    @dataclass(eq=False)
+    class Joint(Categorical):
+        def log_prob(self, choices):
+            return super().log_prob(choices).sum(-1)
+
+    class Policy(TwoTokens):
+        def forward(self, **inputs):
+            return Joint(super().forward(**inputs).logits)
+
+    with pytest.raises(
+        ConfigError, match=r"Joint.log_prob returned the shape \(1,\); expected \(1, 2\)"
+    ):
+        ask(engine(Policy()), request("a", 0.0, [0.5, 0.5]))
 
 
 def test_a_batch_is_cut_at_its_largest_size():

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from siirl.algos.distributions import ActionDistribution, require_distribution
+from siirl.algos.distributions import ActionDistribution, require_distribution, require_scores
 from siirl.engine.rollout.acting import ActRequest, ActResponse
 from siirl.engine.rollout.engine import EngineCounts
+from siirl.errors import ConfigError
 from siirl.models.policy import Policy
 from siirl.occupation import OCCUPATION
 
@@ -162,10 +163,9 @@ class EmbodiedEngine:
                 proprioception=proprioception_NP,
                 instruction_ids=self._tensor([row.instruction_ids for row in rows]),
             )
-            distribution = require_distribution(output, policy=type(self.policy).__name__).tempered(
-                self.temperature
-            )
+            distribution = self._distribution(output).tempered(self.temperature)
             chosen, scored = self._choose(distribution, [row.uniforms for row in rows])
+            require_scores(distribution, log_prob=scored)
             values = distribution.values(chosen).cpu().numpy()
         choices, log_probs = chosen.cpu().numpy(), scored.cpu().numpy()
         self.counts.busy_s += time.perf_counter() - begin
@@ -176,6 +176,17 @@ class EmbodiedEngine:
             ActResponse(choices[i], values[i], log_probs[i], self.policy_version)
             for i in range(len(requests))
         ]
+
+    def _distribution(self, output: Any) -> ActionDistribution:
+        name, expected = type(self.policy).__name__, self.policy.distribution
+        distribution = require_distribution(output, policy=name)
+        if not isinstance(distribution, expected):
+            raise ConfigError(
+                f"{name}.forward returned a {type(distribution).__name__}, but {name}.distribution "
+                f"is {expected.__name__}, by which settings were checked: name the class that "
+                "forward returns."
+            )
+        return distribution
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.compute_dtype is None or self.whole_dtype is not None:
