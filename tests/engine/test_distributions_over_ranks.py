@@ -15,7 +15,7 @@ from siirl.models.tiny_backbone import TinyPolicy
 from siirl.models.tiny_flow_vla import TinyFlowVLA, TinyFlowVLAConfig
 
 ROWS, CHUNKS, SENSED = 5, 3, 4
-KINDS = ("tokens", "learnt", "sde")
+KINDS = ("tokens", "end", "learnt", "sde")
 TOLERANCE = 1e-5  # relative, max norm
 
 
@@ -103,6 +103,9 @@ def test_training_scores_choices_as_rollout_did(kind):
     assert metrics["rollout/log_prob_gap"] < 1e-4
 
 
-def test_every_weight_of_learnt_noise_has_a_gradient():
-    names = {name for name, _ in policy_of("learnt").named_parameters()}
-    assert set(update(OneProcess(), "learnt")["gradient"]) == names
+@pytest.mark.parametrize("kind", ["end", "learnt"])
+def test_every_weight_of_a_flow_with_a_learnt_deviation_has_a_gradient(kind):
+    names = {name for name, _ in policy_of(kind).named_parameters()}
+    gradient = update(OneProcess(), kind)["gradient"]
+    assert set(gradient) == names
+    assert all(part.any() for part in gradient.values())

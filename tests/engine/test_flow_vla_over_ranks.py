@@ -23,12 +23,15 @@ ROWS, CHUNKS, TOKENS = 3, 2, 28
 TOLERANCE = 1e-5  # relative, max norm
 PLACES = {"smolvla": CHECKPOINT, "pi0": checkpoint("pi0"), "pi05": checkpoint("pi05")}
 EXPERT = {"noise": "sde", "train_expert_only": True}
+END = {"noise": "end", "train_expert_only": True}
 WHOLE = {"noise": "learnt", "train_expert_only": False, "freeze_vision_encoder": False}
 CASES = {
     "expert of smolvla": ("smolvla", EXPERT),
+    "end of smolvla": ("smolvla", END),
     "smolvla": ("smolvla", WHOLE),
     "expert of pi0": ("pi0", EXPERT),
     "pi0": ("pi0", WHOLE),
+    "end of pi0": ("pi0", {**WHOLE, "noise": "end"}),
     "pi05": ("pi05", WHOLE),
 }
 
@@ -70,7 +73,7 @@ def trajectories(policy) -> TensorDict:
             "pixel_values": images,
             "proprioception": state,
             "instruction_ids": words,
-            "responses": choices.view(ROWS, tokens, -1),
+            "responses": choices.view(ROWS, tokens, *choices.shape[2:]),
             "response_mask": (torch.arange(tokens) < torch.tensor([[56], [14], [35]])).float(),
             "advantages": torch.randn(ROWS, 1, generator=generator).expand(-1, tokens).clone(),
             "old_log_probs": log_probs - 0.05,
