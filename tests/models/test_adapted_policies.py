@@ -23,25 +23,37 @@ pytestmark = [
 LORA = LoraArguments(rank=2, alpha=6.0)
 
 
-def policy_in(name, folder):
-    options = {"tiny_vla": {"instruction_length": 24}, "openvla_oft": {"images": 2}}
+OPTIONS = {
+    "tiny_vla": {"instruction_length": 24},
+    "openvla_oft": {"images": 2},
+    "tiny_flow_vla": {"width": 16, "chunk_length": 2},
+    "control_policy": {"width": 16, "chunk_length": 2},
+}
+TASKS = {"control_policy": ["object/1"]}  # it reads no instruction
+
+
+def policy_in(name, folder, **further):
     path = None if folder is None else str(folder)
     return build_policy(
         name,
         path=path,
-        spec=env_spec("libero", assets="stand_in", image_size=64),
+        spec=env_spec("libero", assets="stand_in", image_size=64, tasks=TASKS.get(name)),
         seed=0,
-        options=options.get(name, {}),
+        options={**OPTIONS.get(name, {}), **further},
     ).eval()
 
 
 FORMS = {
     "tiny_vla": ("tiny_vla", None),
+    "control_policy": ("control_policy", None),
+    "flow, end": ("tiny_flow_vla", {"noise": "end"}),
+    "flow, learnt": ("tiny_flow_vla", {"noise": "learnt"}),
+    "flow, sde": ("tiny_flow_vla", {"noise": "sde"}),
     "tokens": ("openvla_oft", {"state": True}),
     "regression": ("openvla_oft", {"state": True, "head": True}),
     "first": ("openvla", {}),
 }
-"""Name of the model, and what its checkpoint holds."""
+"""Name of the model, and what its checkpoint holds, or the flow's noise."""
 
 
 @pytest.fixture(params=FORMS)
@@ -49,6 +61,8 @@ def start(request, monkeypatch, tmp_path):
     """Its name, and a policy without adapters."""
     know_tiny_encoders(monkeypatch)
     name, content = FORMS[request.param]
+    if name == "tiny_flow_vla":
+        return name, policy_in(name, None, **content)
     folder = None if content is None else write_checkpoint(tmp_path / "start", **content)
     return name, policy_in(name, folder)
 
@@ -62,7 +76,7 @@ def adapted(policy, lora=LORA):
 
 
 def says(policy):
-    """Log-probs of the first token, or of the number 0, at each place of two chunks."""
+    """Log-probs of the first token, or of numbers that are 0, at each place of two chunks."""
     generator = torch.Generator().manual_seed(1)
     size = 224 if hasattr(policy, "vision_backbone") else 64
     images = torch.randint(256, (2, 2, size, size, 3), generator=generator, dtype=torch.uint8)
@@ -75,7 +89,7 @@ def says(policy):
                 [torch.from_numpy(policy.tokenize_instruction(text)) for text in texts]
             ),
         )
-        return distribution.log_prob(torch.zeros(distribution.shape, dtype=torch.long))
+        return distribution.log_prob(torch.zeros_like(distribution.mode()))
 
 
 def test_new_adapters_change_nothing_and_are_all_that_is_trained(start):
