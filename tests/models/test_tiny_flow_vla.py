@@ -1,5 +1,7 @@
 """The shipped flow policy: its parts, folder, options and codes of actions."""
 
+import math
+
 import gymnasium
 import numpy as np
 import pytest
@@ -70,6 +72,25 @@ def test_learnt_deviations_stay_within_their_bounds():
     std = policy(**seen(policy)).log_std.exp().detach()
     assert float(std.min()) >= 0.1 - 1e-6
     assert float(std.max()) <= 0.4 + 1e-6
+
+
+def test_learnt_deviations_are_bounded_as_reinflow_bounds_its_own():
+    """There the network's output u is a log-variance, log s^2 = a + (b - a) (tanh(u) + 1) / 2 with
+    the bounds' a and b (ReinFlow/ReinFlow at 4fdf051, `model/flow/mlp_flow.py`,
+    `ExploreNoiseNet.process_noise`).
+    """
+    policy = build(width=8, noise="learnt", steps=3, noise_std=[0.05, 0.3])
+    torch.nn.init.normal_(policy.deviation.weight)
+    observation = seen(policy)
+    std = policy(**observation).log_std.exp()
+    assert len(std.unique()) == std.numel()
+    a, b = (math.log(bound**2) for bound in (0.05, 0.3))
+    features = policy.features(**observation)
+    for step in range(3):
+        time = embed_time(torch.full((2,), step / 3))
+        u = policy.deviation(torch.cat([features, time], dim=-1))
+        expected = (0.5 * (a + (b - a) * (torch.tanh(u) + 1) / 2)).exp()
+        torch.testing.assert_close(std[:, step], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_saved_policy_samples_as_before(tmp_path):
