@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
+from envs.gymnasium_spaces import ActionLayout
 from siirl.algos.distributions import Categorical, Gaussian
 from siirl.algos.ranks import ALONE
 from siirl.errors import ConfigError
 from siirl.models.control_policy import ControlPolicy, make_control_policy
 from siirl.models.policy_loader import save_policy
+from siirl.models.tiny_vla import make_tiny_vla
 
 WORDS = torch.zeros((2, 24), dtype=torch.long)
 
@@ -58,6 +60,24 @@ def test_continuous_actions_are_gaussian_with_one_deviation_for_all_states():
     assert isinstance(distribution, Gaussian)
     assert distribution.mean.abs().max() < 0.1
     assert made.log_std.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "space", [gymnasium.spaces.MultiDiscrete([3, 5]), gymnasium.spaces.MultiBinary(2)], ids=str
+)
+def test_decisions_of_several_components_are_rounded_gaussians_here_and_bins_in_tiny_vla(space):
+    layout = ActionLayout(space, name="probe")
+    made = make_control_policy(spec(layout.space), None)
+    distribution = act(made, torch.zeros(2, 3))
+    assert isinstance(distribution, Gaussian)
+    highest = made.action_tokenizer.decode(distribution.values(torch.tensor([0.99, 2.0])).numpy())
+    most = np.broadcast_to(getattr(space, "nvec", 2), 2) - 1
+    assert layout.native(highest[0]).tolist() == most.tolist()
+
+    binned = make_tiny_vla(spec(layout.space), None, bins=5, width=8)
+    tokens = act(binned, torch.zeros(2, 3))
+    assert isinstance(tokens, Categorical)
+    assert tokens.logits.shape[1:] == (2 * binned.chunk_length, 5)
 
 
 def test_an_instruction_that_may_change_is_read():
