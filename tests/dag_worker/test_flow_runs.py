@@ -8,6 +8,7 @@ import pytest
 import torch
 from one_process import run, untimed
 from safetensors.torch import load_file
+from tiny_training import stored_weights
 
 from siirl.errors import ConfigError
 from siirl.params.env_spec import describe_env
@@ -53,6 +54,34 @@ def test_a_resumed_flow_run_equals_one_that_was_not_interrupted_bit_for_bit(tmp_
         for part in ("whole", "parts")
     )
     torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+KL = ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.1")
+CONTROL = "actor_rollout_ref.model.policy=control_policy"
+
+
+@pytest.mark.slow  # imports peft
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pipeline=grpo", sizes("end"), *KL),
+        ("pipeline=ppo", sizes("learnt"), *KL),
+        ("pipeline=ppo", CONTROL, f"{OPTIONS}={{chunk_length: 2, width: 8}}", *KL),
+    ],
+    ids=["flow, end", "flow, learnt", "control_policy"],
+)
+def test_a_run_with_adapters_moves_only_them_and_the_policy_below_is_the_reference(tmp_path, words):
+    steps = train(tmp_path, *words, "actor_rollout_ref.model.lora.rank=2")
+    assert [step["actor/updates"] for step in steps] == [2.0, 2.0]
+    assert all(step["rollout/log_prob_gap"] < 1e-4 for step in steps)
+    assert steps[1]["actor/kl_loss"] > 0
+    first, second = (
+        stored_weights(tmp_path / "checkpoints" / place / "actor")
+        for place in ("step_00000001", "step_00000002")
+    )
+    moved = {name for name, weight in first.items() if not torch.equal(weight, second[name])}
+    assert moved == {name for name in first if ".lora_" in name}
+    assert moved
 
 
 @pytest.mark.slow
