@@ -164,6 +164,14 @@ class Policy(Adaptable, abc.ABC):
             CheckpointError: An option with another value than the weights have.
         """
 
+    def check_resumed(self, folder: Path) -> None:
+        """Refuse to continue the checkpoint's policy in `folder` with other options than its own;
+        by default accept.
+
+        Raises:
+            CheckpointError: This policy has another option than the stored weights.
+        """
+
     @property
     def proprioception_layer(self) -> nn.Linear | None:
         """The layer that reads proprioception, or None.

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,8 +32,10 @@ from torch import nn
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.errors import CheckpointError
+from siirl.files.documents import read_object
 from siirl.files.weight_files import CONFIG_FILE
 from siirl.models.policy import Policy
+from siirl.params.build import as_text
 
 if TYPE_CHECKING:
     import gymnasium
@@ -117,6 +120,8 @@ class TinyPolicy(Policy):
     """Name of the class in config.json and in `siirl.params.policies.POLICIES`."""
     config_class: ClassVar[type[Any]]
     """A `TinyConfig` with `for_env(spec, **options)` and `from_json(values)`."""
+    changeable: ClassVar[Collection[str]] = ()
+    """Options that may be changed for stored weights."""
 
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
@@ -194,6 +199,34 @@ class TinyPolicy(Policy):
                     f"{path} were made with {name}={there}: leave it out, or start from new "
                     "weights: actor_rollout_ref.model.path=null, or a folder made by siirl "
                     "warm-start."
+                )
+
+    def check_resumed(self, folder: Path) -> None:
+        """See `Policy.check_resumed`.
+
+        A missing config.json is left to the check of the checkpoint's files.
+        """
+        file = folder / CONFIG_FILE
+        if not file.is_file():
+            return
+        description = read_object(file, remedy="Choose an earlier checkpoint.")
+        if description.get("policy") != self.name:
+            return
+        try:
+            stored = self.config_class.from_json(description["config"])
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{file} does not describe a policy of siirl: {error!r}."
+            ) from error
+        for each in inspect.signature(self.config_class.for_env).parameters.values():
+            if each.kind is not each.KEYWORD_ONLY or each.name in self.changeable:
+                continue
+            own, there = self.config.option(each.name), stored.option(each.name)
+            if own != there:
+                raise CheckpointError(
+                    f"trainer.resume: this job's policy has {each.name}={as_text(own)}, but the "
+                    f"weights in {folder} were made with {each.name}={as_text(there)}: repeat the "
+                    "words of that run's command (actor_rollout_ref.model.options)."
                 )
 
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:

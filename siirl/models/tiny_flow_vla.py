@@ -131,6 +131,7 @@ class TinyFlowVLA(TinyPolicy):
 
     name = TINY_FLOW_VLA
     config_class = TinyFlowVLAConfig
+    changeable = SAMPLING
     config: TinyFlowVLAConfig
     distribution: type[FlowDistribution]
 

@@ -35,12 +35,18 @@ LOADED_TWICE_BYTES = 4 * BUILT_TWICE  # the same limit for a video encoder
 
 
 def check_policy(
-    config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, with_adapters: bool = False
+    config: SiiRLArguments,
+    spec: EnvSpec,
+    *,
+    with_critic: bool = False,
+    with_adapters: bool = False,
+    resumed: Path | None = None,
 ) -> None:
     """Build the policy before any process starts, to refuse one that does not fit.
 
     Large weights are not loaded twice. For an OpenVLA, names and shapes are compared; for a user's
-    policy with large weights, the reference is imported and its signature checked.
+    policy with large weights, the reference is imported and its signature checked. `resumed`
+    is the policy's folder in the checkpoint that the job continues.
 
     Raises:
         ConfigError: A policy that does not fit the environment, unknown options, or user code that
@@ -74,6 +80,8 @@ def check_policy(
         policy = build()
         if path is not None:
             policy.check_options(spec, options=model.options, path=path)
+        if resumed is not None:
+            policy.check_resumed(resumed)
         check_actions(policy.action_tokenizer, spec, place=place)
         _require_class(policy, place=place)
         policy.distribution.check_settings(

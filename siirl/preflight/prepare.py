@@ -99,7 +99,14 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
     for group in graph.agent_groups():
         own = config_of_group(config, group)
         own_spec = spec if own is config else describe_env(own)
-        check_models(own, own_spec, with_critic=needs_critic(graph, group=group))
+        check_models(
+            own,
+            own_spec,
+            with_critic=needs_critic(graph, group=group),
+            resumed=_resumed_policy(
+                config.trainer.resume, first=group == min(graph.agent_groups()), group=group
+            ),
+        )
         warnings += [
             *([own_spec.notice] if own_spec.notice else []),
             *warnings_of(own, own_spec),
@@ -119,8 +126,16 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
     return PreparedJob(graph=graph, plan=plan, warnings=tuple(dict.fromkeys(warnings)))
 
 
-def check_models(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool) -> None:
+def check_models(
+    config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool, resumed: Path | None
+) -> None:
     """Check policy and reward of a job, or of an agent group.
+
+    Args:
+        config: The configuration of the job or group.
+        spec: Its environment.
+        with_critic: Whether the job trains a critic.
+        resumed: The policy's folder in the checkpoint that the job continues; None for a new run.
 
     Raises:
         ConfigError: A part that does not fit the environment.
@@ -134,6 +149,7 @@ def check_models(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool) ->
         spec,
         with_critic=with_critic,
         with_adapters=config.actor_rollout_ref.model.lora.rank > 0,
+        resumed=resumed,
     )
     check_own_manager(config.reward)
     check_encoder(config.reward)
@@ -229,6 +245,13 @@ def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None
             f"{place}: that run has {MODEL_POLICY}={its}, but this job has {own}. Repeat the words "
             f"of its command, or add --config {file}."
         )
+
+
+def _resumed_policy(resume: str | None, *, first: bool, group: int) -> Path | None:
+    """The folder of a group's policy in the checkpoint that the job continues."""
+    if resume is None:
+        return None
+    return resolve_checkpoint(Path(resume)) / ("actor" if first else f"actor_{group}")
 
 
 def _unread_config(resume: str | None) -> Iterator[str]:

@@ -229,6 +229,18 @@ def test_a_run_of_another_model_is_refused_with_its_own_configuration(
     )
 
 
+def test_a_run_of_other_options_is_refused_and_not_started(
+    three_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = env_spec("gymnasium", id="CartPole-v1")
+    policy = build_policy("tiny_vla", path=None, spec=spec, seed=0, options={"width": 8})
+    policy.describe(three_steps / "checkpoints" / "step_00000003" / "actor", notes={})
+    resume = f"trainer.resume={three_steps}"
+    assert main(["--plan", *GYM, resume]) == REFUSED
+    assert "were made with width=8: repeat the words of that" in capsys.readouterr().err
+    assert main(["--plan", *GYM, resume, "actor_rollout_ref.model.options={width: 8}"]) == 0
+
+
 @pytest.mark.parametrize(
     ("content", "warned"),
     [
