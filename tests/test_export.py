@@ -15,9 +15,11 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
+from envs.registry import env_spec
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
+from siirl.evaluate import main as evaluate
 from siirl.export import main
 from siirl.models import load_policy
 from siirl.models.language_model import LanguageModel, load_language_model
@@ -27,6 +29,7 @@ from siirl.models.policy_loader import build_policy
 from siirl.models.tiny_lm import tiny_tokenizer
 from siirl.params.model_args import LoraArguments
 from siirl.params.parser import parse_config, to_yaml
+from siirl.train import main as train
 from tests.models.tiny_models import move_adapters, tiny_causal_lm
 from tests.models.tiny_openvla import know_tiny_encoders, write_checkpoint
 
@@ -165,6 +168,31 @@ def test_the_card_has_the_results_up_to_the_checkpoint_the_command_and_the_data(
     assert "`mine.jsonl`" in card.text
     config = yaml.safe_load((tmp_path / "mine" / "siirl_config.yaml").read_text())
     assert config["env"]["name"] == "math"
+
+
+def test_the_commands_on_a_card_evaluate_and_train_a_control_policy(tmp_path: Path) -> None:
+    """The policy is chosen from config.json; the words name the environment's id."""
+    env = ("env=gymnasium", "env.id=CartPole-v1")
+    policy = build_policy(
+        "control_policy",
+        path=None,
+        spec=env_spec("gymnasium", id="CartPole-v1"),
+        seed=0,
+        options={"width": 8},
+    )
+    run = write_run(tmp_path / "run", policy, "pipeline=ppo", *env)
+    (run / "metrics.jsonl").touch()
+    assert export(run, "--output", tmp_path / "mine") == 0
+    text = card_of(tmp_path / "mine").text
+    assert "A policy for control tasks (`control_policy`)" in text
+    commands = [line.split()[1:] for line in text.splitlines() if "FOLDER" in line]
+    (evaluated, trained) = (
+        [word.replace("FOLDER", str(tmp_path / "mine")) for word in words] for words in commands
+    )
+    few = ("cluster=local", "env.num_servers=1", f"trainer.output_dir={tmp_path / 'out'}")
+    once = ("trainer.val_episodes=1", "trainer.record_val_episodes=0", "actions=argmax")
+    assert evaluated[0] == "evaluate" and evaluate([*evaluated[1:], *few, *once]) == 0
+    assert trained[0] == "train" and train(["--plan", *trained[1:], *few]) == 0
 
 
 def test_the_card_names_the_owners_graph_and_what_its_command_needs(tmp_path: Path) -> None:

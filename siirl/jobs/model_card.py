@@ -20,7 +20,9 @@ from siirl.files.documents import read_object
 from siirl.files.hub_place import DATASET, hub_place, is_hub_id
 from siirl.files.paths import find
 from siirl.files.yaml_files import UNREADABLE, describe_yaml_error, read_plain
-from siirl.params.policies import VISION_MODEL_TYPES
+from siirl.models.control_policy import CONTROL_POLICY
+from siirl.params.config_groups import policy_choice
+from siirl.params.policies import POLICIES, VISION_MODEL_TYPES
 from siirl.reporting.charts import KINDS_OF_EVALUATION
 from siirl.reporting.graph_drawing import read_graph, read_graph_id
 from siirl.reporting.jsonl import read_rows
@@ -210,6 +212,8 @@ def _kind(card: Card) -> str:
         return f"A causal language model (`{names[0]}`)"
     names = (card.description.get(key) for key in ("model_type", "type", "policy"))
     kind = next((name for name in names if name), "policy")
+    if kind == CONTROL_POLICY:
+        return f"A policy for control tasks (`{kind}`)"
     return f"A vision-language-action policy (`{kind}`)"
 
 
@@ -224,14 +228,34 @@ def _use(card: Card) -> str:
             'tokenizer = AutoTokenizer.from_pretrained("FOLDER_OR_ID")\n'
             "```\n"
         )
-    environment = card.training and card.training.key("env.name")
-    words = f" env={environment}" if environment else ""
     return (
         "```bash\n"
-        f"siirl evaluate checkpoint=FOLDER{words}\n"
-        f"siirl train actor_rollout_ref.model.path=FOLDER{words}\n"
+        f"siirl evaluate checkpoint=FOLDER{_environment(card.training)}\n"
+        f"siirl train{_pipeline(card.training)} actor_rollout_ref.model.path=FOLDER"
+        f"{_policy(card)}{_environment(card.training)}\n"
         "```\n"
     )
+
+
+def _environment(training: Training | None) -> str:
+    """Words of the run's environment, for a command."""
+    if training is None:
+        return ""
+    words = (("env", training.key("env.name")), ("env.id", training.key("env.id")))
+    return "".join(f" {key}={value}" for key, value in words if value)
+
+
+def _pipeline(training: Training | None) -> str:
+    """The word of the run's pipeline; empty for the owner's graph."""
+    if training is None or training.own_graph or not training.key("dag.pipeline"):
+        return ""
+    return f" pipeline={training.key('dag.pipeline')}"
+
+
+def _policy(card: Card) -> str:
+    """The word that chooses the policy; empty if config.json names none of siirl's."""
+    name = card.description.get("policy")
+    return f" {policy_choice(name)}" if name in POLICIES else ""
 
 
 def _results(training: Training) -> Iterator[str]:

@@ -6,8 +6,12 @@ from typing import NamedTuple
 
 from siirl.dag_worker.manifest import read_manifest, resolve_checkpoint
 from siirl.errors import CheckpointError
+from siirl.files.documents import read_object
 from siirl.params import SiiRLArguments
+from siirl.params.config_groups import policy_choice
+from siirl.params.key_names import MODEL_POLICY
 from siirl.params.parser import parse_first
+from siirl.params.policies import POLICIES
 from siirl.reporting.agent_folders import run_of_weights
 from siirl.reporting.run_folder import CONFIG_FILE
 
@@ -51,7 +55,8 @@ def configuration(
 
     Args:
         checkpoint: Policy folder, checkpoint or run folder; a run's configuration is the default.
-        overrides: Configuration words of the command line.
+        overrides: Configuration words of the command line; without a run and a choice of theirs,
+            the policy is the one that config.json names.
         given: Words before them.
         pipeline: Pipeline for a policy folder without a run, unless `overrides` choose one.
 
@@ -63,7 +68,29 @@ def configuration(
     words = [f"actor_rollout_ref.model.path={quoted(located.policy)}", *given]
     if located.config_file is None and not any(word.startswith("pipeline=") for word in overrides):
         words.append(f"pipeline={pipeline}")
-    return parse_first([*words, *overrides], config_file=located.config_file, group=located.group)
+
+    def parsed(*more: str) -> SiiRLArguments:
+        return parse_first(
+            [*words, *more, *overrides], config_file=located.config_file, group=located.group
+        )
+
+    config = parsed()
+    chosen = config.actor_rollout_ref.model.policy
+    if located.config_file is not None or chosen not in POLICIES:
+        return config
+    own = _own_policy(located.policy, overrides)
+    return config if own in (None, chosen) else parsed(policy_choice(own))
+
+
+def _own_policy(folder: Path, overrides: Sequence[str]) -> str | None:
+    """The policy that a folder's config.json names; None if it names none, or `overrides` do."""
+    file = folder / "config.json"
+    if any(word.startswith(("model=", f"{MODEL_POLICY}=")) for word in overrides):
+        return None
+    if not file.is_file():
+        return None
+    name = read_object(file, remedy="Copy or make the folder again.").get("policy")
+    return name if isinstance(name, str) and name in POLICIES else None
 
 
 def quoted(path: Path) -> str:

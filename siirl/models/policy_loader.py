@@ -14,6 +14,7 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.files.weight_files import WEIGHTS_FILE
 from siirl.models.policy import Policy
 from siirl.models.tiny_vla import load_policy
+from siirl.params.config_groups import policy_choice
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.references import load_reference
 
@@ -71,7 +72,7 @@ def build_policy(
     if name == LANGUAGE_MODEL:
         raise ConfigError(
             f"{place}={name} generates text, but environment {spec.name!r} needs actions: choose "
-            f"{', '.join(f'model={known}' for known in POLICIES)}, or your own policy."
+            f"{', '.join(map(policy_choice, POLICIES))}, or your own policy."
         )
     if name not in POLICIES and ":" not in name:
         raise UnknownNameError.of(

@@ -18,6 +18,7 @@ from siirl.files.documents import is_count, read_object
 from siirl.files.weight_files import CONFIG_FILE, WEIGHTS_FILE, weight_files
 from siirl.models.tiny_backbone import TinyConfig, TinyPolicy
 from siirl.models.weights import load_weights, plan_weights
+from siirl.params.config_groups import policy_choice
 from siirl.params.policies import POLICIES
 from siirl.params.references import check_options
 
@@ -105,7 +106,7 @@ def load_tiny(folder: str | Path, kind: type[Tiny]) -> Tiny:
     stored = description.get("policy")
     if isinstance(stored, str) and stored != kind.name:
         if stored in POLICIES:
-            raise ConfigError(f"{folder} holds a {stored}: choose model={stored}.")
+            raise ConfigError(f"{folder} holds a {stored}: choose {policy_choice(stored)}.")
         raise UnknownNameError.of(
             kind=f"policy class in {folder / CONFIG_FILE}", name=stored, known=[kind.name]
         )

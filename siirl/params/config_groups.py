@@ -5,6 +5,7 @@ Imports no Hydra, so that shell completion is fast.
 
 from siirl.errors import MissingAssetError
 from siirl.files.paths import config_dir
+from siirl.params.key_names import MODEL_POLICY
 
 PRIMARY = "train"
 OPTIONAL_GROUPS = frozenset({"reward", "experiment"})  # null by default: pipeline= and env= choose
@@ -37,3 +38,8 @@ def summary(group: str, option: str) -> str:
         if line.startswith("#") and "@package" not in line
     )
     return next(comments, "")
+
+
+def policy_choice(name: str) -> str:
+    """The word of the command line that chooses a shipped policy."""
+    return f"model={name}" if name in options()["model"] else f"{MODEL_POLICY}={name}"

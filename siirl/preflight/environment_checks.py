@@ -11,6 +11,7 @@ from envs.names import listed_tasks
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.build import as_text
+from siirl.params.config_groups import policy_choice
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.domains import (
@@ -238,7 +239,7 @@ def _of_robots(
     if model.policy == LANGUAGE_MODEL:
         yield ConfigError(
             f"{MODEL}.policy={LANGUAGE_MODEL} generates text, but {env} needs actions: use "
-            f"{', '.join(f'model={name}' for name in POLICIES)}, or your own policy."
+            f"{', '.join(map(policy_choice, POLICIES))}, or your own policy."
         )
     if rollout.name != ACTION_ENGINE:
         yield ConfigError(

@@ -16,7 +16,7 @@ from siirl.algos.distributions import Categorical, Gaussian
 from siirl.algos.ranks import ALONE
 from siirl.errors import ConfigError
 from siirl.models.control_policy import ControlPolicy, make_control_policy
-from siirl.models.policy_loader import save_policy
+from siirl.models.policy_loader import load_policy, save_policy
 from siirl.models.tiny_vla import make_tiny_vla
 
 WORDS = torch.zeros((2, 24), dtype=torch.long)
@@ -201,3 +201,12 @@ def test_a_critics_trunk_has_no_head():
     made = policy()
     made.drop_head()
     assert {name.split(".")[0] for name, _ in made.named_parameters()} == {"states"}
+
+
+def test_another_model_is_told_the_word_that_chooses_this_policy(tmp_path):
+    save_policy(policy(), tmp_path)
+    with pytest.raises(
+        ConfigError,
+        match=r"a control_policy: choose actor_rollout_ref\.model\.policy=control_policy\.",
+    ):
+        load_policy(tmp_path)
