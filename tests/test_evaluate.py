@@ -3,6 +3,7 @@ refusals.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,33 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
     """Training settings of the run's config.yaml do not matter here: this machine may be
     smaller, the clips may be gone.
     """
+    own = {
+        "trainer.n_gpus_per_node": 4096,
+        "data.train_batch_size": 4096,
+        "reward.demonstrations": "gone.npz",
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 4096,
+    }
+    run = run_of(policy, {"pipeline": "grpo", **own}, tmp_path)
+    assert main((f"checkpoint={run}", f"trainer.output_dir={tmp_path}", "actions=argmax")) == 0
+    assert evaluation(tmp_path)["episodes_per_task"] == 1
+
+
+def test_a_run_of_segments_is_evaluated_in_an_environment_of_the_command_line(
+    policy: Path, tmp_path: Path
+) -> None:
+    """`env=` brings its own sizes of groups and steps, which do not fit those of the run."""
+    own = {
+        **{"pipeline": "ppo", "trainer": "classic_control"},
+        "actor_rollout_ref.model.options": "{chunk_length: 8}",
+    }
+    run = run_of(policy, own, tmp_path)
+    words = (f"checkpoint={run}", *CARTPOLE, "trainer.val_episodes=1", "actions=argmax")
+    assert main((*words, f"trainer.output_dir={tmp_path}")) == 0
+    assert evaluation(tmp_path)["episodes_per_task"] == 1
+
+
+def run_of(policy: Path, own: Mapping[str, Any], tmp_path: Path) -> Path:
+    """A run folder with this policy, which it takes, and these settings of its own."""
     run = tmp_path / "run"
     checkpoint = run / "checkpoints" / "step_00000001"
     checkpoint.mkdir(parents=True)
@@ -144,25 +172,13 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
     }
     manifest = {"format": FORMAT, "step": 1, "engines": ["actor"], "files": files}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-    own = {
-        **{
-            "pipeline": "grpo",
-            "env": "gymnasium",
-            "env.id": "CartPole-v1",
-            "env.num_servers": 1,
-            "cluster": "local",
-        },
-        **{
-            "trainer.n_gpus_per_node": 4096,
-            "data.train_batch_size": 4096,
-            "reward.demonstrations": "gone.npz",
-        },
-        "actor_rollout_ref.actor.ppo_mini_batch_size": 4096,
+    words = {
+        **{"env": "gymnasium", "env.id": "CartPole-v1", "env.num_servers": 1, "cluster": "local"},
+        **own,
         **{"trainer.record_val_episodes": 0, "trainer.val_episodes": 1},
     }
-    (run / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in own.items()))
-    assert main((f"checkpoint={run}", f"trainer.output_dir={tmp_path}", "actions=argmax")) == 0
-    assert evaluation(tmp_path)["episodes_per_task"] == 1
+    (run / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in words.items()))
+    return run
 
 
 @pytest.mark.parametrize(

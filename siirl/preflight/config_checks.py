@@ -46,18 +46,16 @@ from siirl.preflight.segment_checks import segment_problems
 KL_WITHOUT_GRADIENT = "k1"  # as a loss, its gradient has mean zero; the alias kl is k1 here
 
 
-def config_problems(config: SiiRLArguments) -> list[SiirlError]:
-    """Errors that follow from the configuration alone."""
+def config_problems(config: SiiRLArguments, *, trains: bool = True) -> list[SiirlError]:
+    """Errors that follow from the configuration alone.
+
+    Without `trains` it is an evaluation, which has no mini-batches and cuts no episode.
+    """
     policy = config.actor_rollout_ref
     return [
         # the sizes of separate groups may be open: siirl.preflight.group_placement checks them
         *([] if sizes.separate(config.dag) else _ranks(config)),
-        *undivided(
-            config.data,
-            policy.rollout,
-            policy.actor.ppo_mini_batch_size,
-            place=f"{ACTOR}.ppo_mini_batch_size",
-        ),
+        *(_samples(config) if trains else []),
         *_evaluation(config.trainer),
         *_algorithm(config.algorithm, config.dag, group_size=policy.rollout.n),
         *estimator_problems(config.algorithm, config.dag, built_in=ESTIMATORS),
@@ -69,9 +67,20 @@ def config_problems(config: SiiRLArguments) -> list[SiirlError]:
         *_environment(config.env),
         *_processes(config.cluster, config.trainer),
         *group_problems(config),
-        *critic_problems(config.critic, config.data, policy.rollout),
-        *segment_problems(config),
+        *(segment_problems(config) if trains else []),
     ]
+
+
+def _samples(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """Mini-batches that do not divide the samples of a step."""
+    policy = config.actor_rollout_ref
+    yield from undivided(
+        config.data,
+        policy.rollout,
+        policy.actor.ppo_mini_batch_size,
+        place=f"{ACTOR}.ppo_mini_batch_size",
+    )
+    yield from critic_problems(config.critic, config.data, policy.rollout)
 
 
 def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:

@@ -108,6 +108,7 @@ def check_before_evaluation(config: SiiRLArguments) -> EnvSpec:
     return _check(
         config,
         [],
+        trains=False,
         check_domain=lambda spec: [
             *_one_policy(spec),
             *(reward_model_problems(config) if spec.leaves_ungraded else []),
@@ -131,10 +132,15 @@ def _check(
     config: SiiRLArguments,
     unread: Sequence[SiirlError],
     *,
+    trains: bool = True,
     check_domain: Callable[[EnvSpec], Sequence[SiirlError]],
 ) -> EnvSpec:
     require_linux()
-    errors: list[SiirlError] = [*_machine_problems(config), *config_problems(config), *unread]
+    errors: list[SiirlError] = [
+        *_machine_problems(config),
+        *config_problems(config, trains=trains),
+        *unread,
+    ]
     if next(names_of_hub(config), None) is not None:
         refuse(errors)  # before anything is downloaded
         pin_hub_places(config)
@@ -150,7 +156,7 @@ def _check(
     refuse(
         [
             *errors,
-            *environment_problems(config, spec),
+            *environment_problems(config, spec, trains=trains),
             *check_domain(spec),
         ]
     )

@@ -47,8 +47,10 @@ SLOWEST_STEP = {
 """How the deadlines of an environment add up."""
 
 
-def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
-    """Settings that do not fit the environment's spec."""
+def environment_problems(
+    config: SiiRLArguments, spec: EnvSpec, *, trains: bool = True
+) -> list[SiirlError]:
+    """Settings that do not fit the environment's spec; without `trains` for an evaluation."""
     text = is_text(spec)
     problems: list[SiirlError] = []
     if not text:
@@ -64,7 +66,11 @@ def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlErr
             if text
             else _of_robots(config.actor_rollout_ref, config.env, config.reward)
         ),
-        *segment_environment_problems(config.actor_rollout_ref.rollout, config.env, spec),
+        *(
+            segment_environment_problems(config.actor_rollout_ref.rollout, config.env, spec)
+            if trains
+            else []
+        ),
         *overlong_problems(config.algorithm, config.data, config.env, text=text),
     ]
 

@@ -7,9 +7,11 @@ import gymnasium
 import pytest
 
 from envs.base import PROPRIOCEPTION, EnvSpec
+from siirl.errors import ConfigError
 from siirl.params.parser import parse, parse_config
 from siirl.preflight.config_checks import config_problems
 from siirl.preflight.environment_checks import environment_problems
+from siirl.preflight.prepare import load_graph
 from siirl.preflight.unread import unread_in_domain, unread_problems
 
 JOB = ("env=gymnasium", "env.id=CartPole-v1", "pipeline=ppo", "trainer=classic_control")
@@ -84,6 +86,26 @@ def test_a_pipeline_without_critic_has_no_value_behind_a_cut():
         "n_steps=4 is read only with a critic, but pipeline=grpo has none" in problem
         for problem in problems("actor_rollout_ref.rollout.n_steps=4", job=without)
     )
+
+
+def test_a_baseline_of_whole_episodes_does_not_fit_a_cut():
+    config = parse_config([*JOB[:2], "pipeline=remax", "trainer=classic_control"])
+    with pytest.raises(
+        ConfigError,
+        match=r"'greedy_baseline' of graph 'remax' plays whole greedy episodes.*n_steps=32 cuts "
+        "episodes: set it to null, or use pipeline=ppo",
+    ):
+        load_graph(config)
+
+
+def test_an_evaluation_has_no_segments_and_no_mini_batches():
+    config = parse_config(
+        [*JOB, "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.ppo_mini_batch_size=96"]
+    )
+    assert len(config_problems(config)) == 2
+    assert config_problems(config, trains=False) == []
+    spec = dataclasses.replace(SPEC, replayable=False)
+    assert environment_problems(config, spec, trains=False) == []
 
 
 def test_an_environment_that_cannot_be_replayed_is_refused():
