@@ -17,7 +17,7 @@ from siirl.algos.policy_losses import LOSS_TRAITS
 from siirl.dag_worker.critic_components import needs_critic
 from siirl.dag_worker.manifest import EVALUATION_DUE, read_manifest, resolve_checkpoint
 from siirl.dag_worker.registries import load_plug_ins
-from siirl.dag_worker.stages import generate, single_decisions
+from siirl.dag_worker.stages import generate, greedy_baseline, single_decisions
 from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.engine.reward_manager import check_own_manager
 from siirl.errors import ConfigError, refuse
@@ -294,6 +294,8 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
         )
         if own.actor_rollout_ref.rollout.n_steps is None:
             skip_single_decisions(graph, group=group)
+        else:
+            check_no_baseline(graph, own.actor_rollout_ref.rollout.n_steps, group=group)
         check_one_rollout(graph, group=group)
     sync_at_the_end(graph)
     check_buffers(graph)
@@ -335,6 +337,21 @@ def check_one_rollout(graph: TaskGraph, *, group: int) -> None:
             "other branch an agent group with the same weights: agent_group=1 on its nodes, and "
             "agents={0: {}, 1: {shares: 0, data.seed: 1}}."
         )
+
+
+def check_no_baseline(graph: TaskGraph, decisions: int, *, group: int) -> None:
+    """Refuse cut episodes for a graph that plays greedy episodes as baselines.
+
+    Raises:
+        ConfigError: Names the node and the remedy.
+    """
+    for node in graph.get_nodes():
+        if node.executable is greedy_baseline and node.agent_group == group:
+            raise ConfigError(
+                f"Node {node.node_id!r} of graph {graph.graph_id!r} plays whole greedy episodes as "
+                f"baselines, but actor_rollout_ref.rollout.n_steps={decisions} cuts episodes: set "
+                "it to null, or use pipeline=ppo."
+            )
 
 
 def skip_single_decisions(graph: TaskGraph, *, group: int) -> None:
