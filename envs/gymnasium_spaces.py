@@ -42,7 +42,8 @@ class ObservationLayout:
         """Sort the leaves of `space`; `name` is the environment's id, for messages.
 
         Raises:
-            ValueError: A leaf of no fixed size, images of several sizes, or only texts.
+            ValueError: A leaf of no fixed size, images of several sizes, vectors without a number,
+                or only texts.
         """
         self._name = name
         self._images: dict[Path, PictureForm] = {}
@@ -69,6 +70,11 @@ class ObservationLayout:
                     f"Gymnasium environment {name!r} has observation {leaf}{_at(path)}, which is "
                     "not a vector, an image or a text: wrap the environment to make it one."
                 )
+        if self._vectors and not sum(map(spaces.flatdim, self._vectors.values())):
+            raise ValueError(
+                f"Gymnasium environment {name!r} has observation {space}, whose vectors contain no "
+                "number: leave them out, or give them numbers."
+            )
         if not self._images and not self._vectors:
             raise ValueError(
                 f"Gymnasium environment {name!r} has observation {space}, which has neither "

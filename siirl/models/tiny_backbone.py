@@ -79,7 +79,8 @@ def observed_sizes(spec: EnvSpec) -> dict[str, Any]:
     """`image_shape` and `proprioception_size` of an environment.
 
     Raises:
-        ValueError: An observation space without images and without proprioception.
+        ValueError: An observation space without images and without proprioception, or with a
+            proprioception of no number.
     """
     import gymnasium
 
@@ -92,6 +93,11 @@ def observed_sizes(spec: EnvSpec) -> dict[str, Any]:
         raise ValueError(
             f"Environment {spec.name!r} has neither {IMAGES!r} nor {PROPRIOCEPTION!r} in its "
             f"observations: {spec.observation_space}."
+        )
+    if PROPRIOCEPTION in spaces and not np.prod(_shape(spaces[PROPRIOCEPTION])):
+        raise ValueError(
+            f"Environment {spec.name!r} has {PROPRIOCEPTION!r} without a number: "
+            f"{spaces[PROPRIOCEPTION]}. Leave it out of its observations."
         )
     return {
         "image_shape": _shape(spaces[IMAGES])[:3] if IMAGES in spaces else None,

@@ -248,6 +248,20 @@ def test_a_text_is_a_text_and_has_no_half_of_a_pair():
         layout.read({"mission": None, "speed": [0.0]})
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1.0, 1.0, (0,)),
+        spaces.Dict(
+            {"seen": spaces.Box(0, 255, (8, 8, 3), np.uint8), "felt": spaces.Box(-1.0, 1.0, (0,))}
+        ),
+    ],
+)
+def test_observations_without_a_number_are_refused(space):
+    with pytest.raises(ValueError, match="whose vectors contain no number: leave them out"):
+        ObservationLayout(space, name="x")
+
+
 def test_actions_without_a_number_are_refused():
     with pytest.raises(ValueError, match="contain no number: there is nothing to decide"):
         ActionLayout(spaces.Box(-1.0, 1.0, (0,)), name="x")

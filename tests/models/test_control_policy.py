@@ -210,3 +210,9 @@ def test_another_model_is_told_the_word_that_chooses_this_policy(tmp_path):
         match=r"a control_policy: choose actor_rollout_ref\.model\.policy=control_policy\.",
     ):
         load_policy(tmp_path)
+
+
+def test_proprioception_without_a_number_is_refused():
+    empty = gymnasium.spaces.Dict({PROPRIOCEPTION: gymnasium.spaces.Box(-1.0, 1.0, (0,))})
+    with pytest.raises(ValueError, match=r"'proprioception' without a number: .*Leave it out"):
+        make_control_policy(dataclasses.replace(spec(DISCRETE), observation_space=empty), None)
