@@ -111,12 +111,20 @@ class ObservationLayout:
                 [form.read(_part(observation, path)) for path, form in self._images.items()]
             )
         if self._vectors:
-            parts = [_flat(leaf, _part(observation, path)) for path, leaf in self._vectors.items()]
-            vector = np.concatenate([np.asarray(part, dtype=np.float32) for part in parts])
+            leaves = {path: _part(observation, path) for path in self._vectors}
+            with np.errstate(over="ignore"):  # gives infinity, which is refused
+                parts = [_flat(leaf, leaves[path]) for path, leaf in self._vectors.items()]
+                vector = np.concatenate([np.asarray(part, dtype=np.float32) for part in parts])
             if not np.isfinite(vector).all():
+                whole = np.concatenate([np.ravel(value) for value in leaves.values()])
+                cause = (
+                    "beyond the range of float32, in which policies read it"
+                    if np.isfinite(whole).all()
+                    else "that is not finite"
+                )
                 raise Misbehaved(
-                    f"Gymnasium environment {self._name!r} returned an observation that is not "
-                    f"finite: {vector}."
+                    f"Gymnasium environment {self._name!r} returned an observation {cause}: "
+                    f"{whole}."
                 )
             result[PROPRIOCEPTION] = vector
         if self._texts:

@@ -108,6 +108,10 @@ class Later(Sound):
 
 LATER = {
     "nan": ({"seen": np.array([np.nan, 0.0])}, "returned an observation that is not finite"),
+    "large": (
+        {"seen": np.array([1e300, 0.0])},
+        r"observation beyond the range of float32, in which policies read it: \[1\.e\+300 0",
+    ),
     "raises": ({"raises": True}, r"step 2 raised ZeroDivisionError: boom \(.*mistakes\.py, line"),
     "success": ({"is_success": "yes"}, "returned is_success='yes', which must be true or false"),
     "successes": ({"is_success": np.array([True, False])}, "is_success=array.* true or false"),
