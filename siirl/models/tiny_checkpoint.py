@@ -162,10 +162,11 @@ def require_fit(policy: TinyPolicy, wanted: TinyConfig, spec: EnvSpec, *, path: 
     """Raise ConfigError unless stored weights fit the environment."""
     for field in ("image_shape", "proprioception_size"):
         if getattr(policy.config, field) != getattr(wanted, field):
+            pictures = field == "image_shape" and policy.config.image_shape and wanted.image_shape
             raise ConfigError(
                 f"The policy in {path} has {field}={getattr(policy.config, field)}, but "
                 f"environment {spec.name!r} has {getattr(wanted, field)}: choose another "
-                "actor_rollout_ref.model.path, or set env.image_size to fit."
+                f"actor_rollout_ref.model.path{', or set env.image_size to fit' * bool(pictures)}."
             )
     stored, needed = policy.action_tokenizer, wanted.option("action_tokenizer")
     if type(stored) is not type(needed) or (stored.low, stored.high) != (needed.low, needed.high):

@@ -147,7 +147,10 @@ def test_weights_for_another_environment_are_refused_before_a_process_starts(
         )
         == REFUSED
     )
-    assert "proprioception_size=6, but environment 'gymnasium' has 4" in capsys.readouterr().err
+    assert (
+        "proprioception_size=6, but environment 'gymnasium' has 4: choose another "
+        "actor_rollout_ref.model.path.\n" in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
 
 
