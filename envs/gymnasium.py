@@ -95,6 +95,7 @@ class GymnasiumEnv(Environment):
             reports_success=self._success_key is not None,
             renders=self._env.render_mode == "rgb_array"
             and (can_draw_mujoco or "mujoco" not in sys.modules),
+            replayable=not registered.nondeterministic,
             instruction_changes=INSTRUCTION in self._layout.space.spaces,
             notice=self._layout.notice,
         )

@@ -30,6 +30,13 @@ logger = logging.getLogger(__name__)
 UNREPLAYABLE = "its server failed, and the environment's spec says replayable=False"
 
 
+def how_to_say_unreplayable(name: str) -> str:
+    """How a user declares that seed and actions do not determine the episodes of `name`."""
+    if name == "gymnasium":
+        return "gymnasium.register(..., nondeterministic=True)"
+    return "replayable=False in its EnvSpec"
+
+
 class Call(NamedTuple):
     """An answered call of an episode, for replay."""
 
@@ -214,8 +221,8 @@ class Slot:
             self._give_up(
                 episode,
                 f"its replay diverged: at call {number}, {differs}. Seed and actions do "
-                f"not determine an episode of {self._spec.name!r}: make it deterministic, or set "
-                "replayable=False in its EnvSpec",
+                f"not determine an episode of {self._spec.name!r}: make it deterministic, or say "
+                f"that it is not: {how_to_say_unreplayable(self._spec.name)}",
             )
 
     async def _ask(self, method: Any, arguments: tuple[Any, ...], generation: int) -> Any:

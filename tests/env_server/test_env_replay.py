@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from siirl.env_server.replay_samples import SAMPLE_SIZE, difference, sample
-from siirl.env_server.slot import EpisodeRecord, own_actions
+from siirl.env_server.slot import EpisodeRecord, how_to_say_unreplayable, own_actions
 
 
 @given(hnp.arrays(st.sampled_from([np.uint8, np.float32, np.int64]), hnp.array_shapes(max_side=40)))
@@ -64,3 +64,8 @@ def test_chunks_are_counted_without_the_reset():
     record.add("reset", (0, {}), (np.zeros(1), {}))
     record.add("step_chunk", ([1],), (np.zeros(1), 0.0, False, False, {}))
     assert record.num_chunks == 1
+
+
+def test_a_user_of_gymnasium_is_told_the_flag_of_its_registration() -> None:
+    assert how_to_say_unreplayable("gymnasium") == "gymnasium.register(..., nondeterministic=True)"
+    assert how_to_say_unreplayable("my_module:MyEnv") == "replayable=False in its EnvSpec"

@@ -226,3 +226,13 @@ def test_a_picture_that_is_none_is_a_fault_of_the_environment(picture, sentence)
 
 def test_a_constructor_that_takes_no_render_mode_is_made_without_pictures():
     assert not GymnasiumEnv(id="siirl-wrong/NoRenderMode-v0").spec.renders
+
+
+def test_an_environment_registered_as_nondeterministic_is_not_replayed():
+    name = "siirl-wrong/Dice-v0"
+    gymnasium.register(name, Sound, max_episode_steps=3, nondeterministic=True)
+    try:
+        assert not GymnasiumEnv(id=name).spec.replayable
+    finally:
+        del gymnasium.registry[name]
+    assert GymnasiumEnv(id="siirl-wrong/Sound-v0").spec.replayable
