@@ -15,7 +15,7 @@ from siirl.params.parser import to_yaml
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.user_settings import UserSettings
 from siirl.reporting.origin import ORIGIN_FILE, write_origin
-from siirl.terminal.resume_line import describe_resume
+from siirl.terminal.resume_line import NEWEST_CHECKPOINT, describe_resume
 
 CONFIG_FILE = "config.yaml"
 PLAN_FILE = "plan.txt"
@@ -101,6 +101,8 @@ def run_folder(
             yield folder
         except BaseException as error:
             note = leave()
+            if isinstance(error, REFUSALS) and config.trainer.resume and _is_unbegun(folder):
+                note = f"The run folder is {folder}"  # the same command would be refused again
             if not folder.exists():
                 error.add_note(note)
                 raise
@@ -129,6 +131,13 @@ def _leave(folder: Path, made: list[Path], describe: Callable[[Path], str]) -> s
         _take_back(folder, made)
         return f"The run folder {folder} had no results and was removed"
     return describe(folder)
+
+
+def _is_unbegun(folder: Path) -> bool:
+    """Whether a run that stays on disk has neither a step nor a checkpoint."""
+    metrics = folder / "metrics.jsonl"
+    has_rows = metrics.is_file() and metrics.stat().st_size > 0
+    return folder.exists() and not has_rows and not (folder / NEWEST_CHECKPOINT).is_file()
 
 
 def _as_failure(error: BaseException, place: str) -> BaseException:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from siirl.errors import ConfigError, RunFailed
+from siirl.errors import CheckpointError, ConfigError, RunFailed
 from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
 from siirl.reporting.origin import command_line, read_origin
@@ -156,6 +156,26 @@ def test_the_note_names_the_last_checkpoint(tmp_path: Path) -> None:
     assert caught.value.__notes__ == [
         f"The last checkpoint is {newest}\nResume with the same command and trainer.resume={folder}"
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "note"),
+    [
+        ("", "The run folder is {folder}"),
+        (
+            "{}\n",
+            "This run saved no checkpoint\nResume with the same command and trainer.resume=earlier",
+        ),
+    ],
+)
+def test_a_refused_resume_is_not_advised_again(tmp_path: Path, rows: str, note: str) -> None:
+    """After its first step a refusal is of something else, such as a full disk."""
+    config = config_for(tmp_path)
+    config.trainer.resume = "earlier"
+    with pytest.raises(RunFailed) as caught, run_folder(config, needed_bytes=0) as folder:
+        (folder / "metrics.jsonl").write_text(rows)
+        raise CheckpointError("The checkpoint is of another job.")
+    assert caught.value.__notes__ == [note.format(folder=folder)]
 
 
 def test_an_interruption_before_anything_is_written_leaves_nothing_and_reports_that(
