@@ -30,6 +30,7 @@ from siirl.execution.dag.task_loader import update_nodes
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import check_groups, config_of_group, group_configs, owners
 from siirl.params.algorithm_args import AlgorithmArguments
+from siirl.params.build import as_text
 from siirl.params.critic_sizes import describe_critic
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
@@ -223,7 +224,10 @@ def check_resume(config: SiiRLArguments) -> ResumePoint | None:
             )
         )
     checkpoint = resolve_checkpoint(folder)
-    _require_its_model(config, checkpoint.parent.parent, place=f"trainer.resume={wanted}")
+    run = checkpoint.parent.parent
+    _require_its_model(config, run, place=f"trainer.resume={wanted}")
+    if config.actor_rollout_ref.rollout.n_steps is not None:
+        _require_its_limit(config.env, run, place=f"trainer.resume={wanted}")
     manifest = read_manifest(checkpoint)
     step = int(manifest["step"])
     if total is not None and step >= total and not manifest.get(EVALUATION_DUE, False):
@@ -244,6 +248,19 @@ def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None
         raise ConfigError(
             f"{place}: that run has {MODEL_POLICY}={its}, but this job has {own}. Repeat the words "
             f"of its command, or add --config {file}."
+        )
+
+
+def _require_its_limit(env: EnvArguments, run: Path, *, place: str) -> None:
+    """Refuse to replay the running episodes of `run` with another limit of steps."""
+    file = run / CONFIG_FILE
+    its = value_at(read_config(file), "env") or {}
+    if its.get("max_episode_steps", env.max_episode_steps) != env.max_episode_steps:
+        raise ConfigError(
+            f"{place}: that run has env.max_episode_steps={as_text(its['max_episode_steps'])}, but "
+            f"this job has {as_text(env.max_episode_steps)}, and its running episodes are "
+            "continued (actor_rollout_ref.rollout.n_steps). Repeat the words of its command, or "
+            f"add --config {file}."
         )
 
 

@@ -232,6 +232,19 @@ def test_a_run_of_another_model_is_refused_with_its_own_configuration(
     )
 
 
+def test_a_run_of_segments_is_not_continued_with_another_limit_of_steps(
+    three_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (three_steps / "config.yaml").write_text("env: {max_episode_steps: null}")
+    segments = ("pipeline=ppo", "trainer=classic_control", "cluster=local")
+    words = [*GYM[1:], *segments, f"trainer.resume={three_steps}", "env.max_episode_steps=40"]
+    assert main(["--plan", *words]) == REFUSED
+    assert (
+        f"trainer.resume={three_steps}: that run has env.max_episode_steps=null, but this job has "
+        "40, and its running episodes are continued" in capsys.readouterr().err
+    )
+
+
 def test_a_run_of_other_options_is_refused_and_not_started(
     three_steps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

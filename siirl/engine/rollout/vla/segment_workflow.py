@@ -244,7 +244,9 @@ class SegmentWorkflow(RolloutWorkflow):
             raise SimulationFailed(
                 f"The episode with seed {episode.begun_by['seed']} did not resume in its state "
                 f"after {episode.steps} steps: {differs}. Seed and actions do not determine an "
-                "episode of this environment: make it deterministic, or leave "
+                "episode of this environment, unless a setting of it has changed since the "
+                "checkpoint (env.max_episode_steps, env.kwargs): resume with that run's settings, "
+                "make the environment deterministic, or leave "
                 "actor_rollout_ref.rollout.n_steps out."
             )
         episode.observation = observation
