@@ -54,7 +54,7 @@ def environment_problems(
     text = is_text(spec)
     problems: list[SiirlError] = []
     if not text:
-        problems += _reward_of(config.reward, config.dag, config.env, spec)
+        problems += _reward_of(config, spec)
         problems += _tasks_of(config.env, spec)
     return [
         *problems,
@@ -75,13 +75,15 @@ def environment_problems(
     ]
 
 
-def _reward_of(
-    reward: RewardArguments, dag: DagArguments, environment: EnvArguments, spec: EnvSpec
-) -> Iterator[SiirlError]:
-    srpo, name = dag.shipped_graph == SRPO, reward.name
+def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+    reward, environment, rollout = config.reward, config.env, config.actor_rollout_ref.rollout
+    srpo, name = config.dag.shipped_graph == SRPO, reward.name
     cause = f"pipeline={SRPO}" if srpo else f"reward.name={name}"
     env = f"env={environment.name}" + (f" env.id={environment.id}" if environment.id else "")
-    other_graph = "" if dag.own_graph else "pipeline=grpo "
+    other_graph = ""
+    if srpo:  # GRPO compares the whole episodes of a group
+        alone = rollout.n == 1 or rollout.n_steps is not None
+        other_graph = f"pipeline={'ppo' if alone else 'grpo'} "
     remedy = f"use {other_graph}reward={'success' if spec.reports_success else 'return'}"
     if not spec.renders and sizes.needs_video(reward):
         own = ", or reward.encoder=null" if is_reference(name) else ""

@@ -155,6 +155,26 @@ def test_settings_of_the_other_domain_are_refused(
             "reward.name=success needs the environment's own success flag",
         ),
         (
+            spec(success=False),
+            ["trainer=classic_control"],
+            "has none: use pipeline=ppo reward=return.",
+        ),
+        (
+            spec(success=False),
+            ["pipeline=ppo", "reward=success"],
+            "has none: use reward=return.",
+        ),
+        (
+            spec(success=False),
+            ["pipeline=ppo", "reward=srpo"],
+            "has none: use reward=return.",
+        ),
+        (
+            spec(success=False),
+            ["trainer=laptop"],
+            "has none: use pipeline=grpo reward=return.",
+        ),
+        (
             spec(images=False),
             ["pipeline=grpo", "trainer.blind=true"],
             "trainer.blind=true blackens images",
