@@ -222,11 +222,13 @@ def no_update_line(metrics: Mapping[str, Reduced]) -> str:
         f"{count:.0f} dropped: {reason.replace('_', ' ')}" for reason, count in dropped.items()
     )
     scored = metrics.get("reward/score") != [] and not metrics.get("advantage/abs_mean")
-    cause = (
-        "rewards within each group were identical"
-        if scored and not dropped.get("by_filter")
-        else "no trajectory with an advantage was left"
-    )
+    cause = "no trajectory with an advantage was left"
+    if scored and not dropped.get("by_filter"):
+        cause = (
+            "every advantage was 0, as that of a single decision after whitening"
+            if "critic/updates" in metrics
+            else "rewards within each group were identical"
+        )
     return f"Policy not updated: {cause}" + (f" ({reasons})" if reasons else "")
 
 

@@ -169,6 +169,8 @@ class EveryGroupFiltered:
         counts = ", ".join(
             f"{reason.replace('_', ' ')} {count:.0f}" for reason, count in dropped.items()
         )
+        if not dropped and "critic/updates" in metrics:
+            return f"Every advantage of the last {self.steps} steps was 0. {_NO_ADVANTAGE}"
         return (
             f"Every group of the last {self.steps} steps was dropped"
             f"{f' (trajectories dropped: {counts})' if counts else ''}. "
@@ -179,6 +181,10 @@ class EveryGroupFiltered:
 _ANY_DROP = (
     "The rewards within each group are identical: use more rollouts per prompt "
     "(actor_rollout_ref.rollout.n), a higher temperature, or tasks of different difficulty."
+)
+_NO_ADVANTAGE = (
+    "Whitening subtracts the mean of a step, so a single decision or equal ones have the advantage "
+    "0: take more decisions per step (data.train_batch_size, actor_rollout_ref.rollout.n_steps)."
 )
 _REMEDY_OF_DROP = {
     "all_success": "The tasks are solved: use harder ones, or end the run.",

@@ -101,6 +101,12 @@ def test_three_steps_without_a_group_to_train_on_are_warned_of_with_the_main_rea
     )
 
 
+def test_three_steps_of_one_decision_are_warned_of_without_groups() -> None:
+    [(step, text)] = warnings(*[{"actor/updates": 0.0, "critic/updates": 1.0}] * 4)
+    assert step == 3
+    assert text.startswith("Every advantage of the last 3 steps was 0. Whitening subtracts")
+
+
 def test_critic_warmup_and_skipped_updates_are_not_filtered_groups() -> None:
     assert warnings(*[{"actor/updates": 0.0, "critic/warmup": 1.0}] * 5) == []
     assert warnings(*[{"actor/updates": 0.0, "actor/skipped_updates": 2.0}] * 5) == []
