@@ -17,14 +17,16 @@ reported as failed, and never scored after a broken simulation. Use the pool fro
 
 import asyncio
 import functools
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from envs.base import EnvSpec, EpisodeFailed
+from envs.base import EnvSpec, EpisodeFailed, ServerAway
 from envs.registry import ENVS, env_spec
+from siirl.env_server.server import AGAIN_AFTER_S, may_come_back
 from siirl.env_server.server_supervisor import ServerFault, ServerSupervisor
 from siirl.env_server.slot import Slot
 from siirl.env_server.tally import Tally
@@ -65,6 +67,7 @@ class EnvPool:
         Raises:
             ConfigError: A value out of range.
             ValueError: The registry refuses the environment or its arguments.
+            SimulationFailed: A server behind the environment is away, and does not come back.
         """
         _check_positive(
             num_servers=num_servers,
@@ -74,7 +77,7 @@ class EnvPool:
         )
         if max_replays < 0:
             raise ConfigError(f"max_replays must be 0 or more, got {max_replays}.")
-        self.spec: EnvSpec = env_spec(env_name, **env_kwargs)
+        self.spec = _spec_of(env_name, env_kwargs)
         # Resolved here: a server does not know names that this process registered.
         make_transport = functools.partial(
             transport_class(cluster),
@@ -171,6 +174,18 @@ class EnvPool:
         """Counts and rates since the last call, or since `start`."""
         busy_s = sum(supervisor.take_busy_s() for supervisor in self._supervisors)
         return self._tally.take(busy_s=busy_s, num_servers=len(self._supervisors))
+
+
+def _spec_of(env_name: str, env_kwargs: Mapping[str, Any]) -> EnvSpec:
+    """The environment's spec; waits for a server behind it that left since the plan."""
+    begin = time.monotonic()
+    while True:
+        try:
+            return env_spec(env_name, **env_kwargs)
+        except ServerAway as away:
+            if not may_come_back(away, since=begin):
+                raise SimulationFailed(f"The environment cannot be made. {away}") from away
+        time.sleep(AGAIN_AFTER_S)
 
 
 def _check_positive(**values: float) -> None:

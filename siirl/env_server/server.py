@@ -151,9 +151,14 @@ class EnvServer:
             try:
                 return make_env(self._env_name, **self._env_kwargs)
             except ServerAway as away:
-                if time.monotonic() + AGAIN_AFTER_S > begin + away.patience_s:
+                if not may_come_back(away, since=begin):
                     raise
             await asyncio.sleep(AGAIN_AFTER_S)
+
+
+def may_come_back(away: ServerAway, *, since: float) -> bool:
+    """Whether to try again after `AGAIN_AFTER_S`; `since` is the first try, in monotonic time."""
+    return time.monotonic() + AGAIN_AFTER_S <= since + away.patience_s
 
 
 async def _close(environment: Environment) -> None:

@@ -3,6 +3,7 @@ fail with one sentence if it stays away.
 """
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from probe_envs import WalkEnv
 from envs.base import ServerAway, StepResult
 from envs.openenv.description import describe
 from siirl.env_server.pool import EnvPool
+from siirl.env_server.server import AGAIN_AFTER_S
 from siirl.env_server.slot import Slot
 from siirl.errors import SimulationFailed
 from tests.env_server.openenv_thread import TOKEN, ServerThread
@@ -109,6 +111,32 @@ def test_a_pool_whose_server_left_after_the_plan_does_not_start(token_file: str)
         asyncio.run(pool.start())
     assert "\n" not in str(failed.value)
     assert time.monotonic() - begin > PATIENCE_S / 2  # it might have come back
+
+
+def test_a_server_that_left_before_the_pool_was_made_is_one_sentence(token_file: str) -> None:
+    with ServerThread("gymnasium", **CART_POLE) as server:
+        url = server.url
+    kwargs = {"url": url, "token_file": token_file, "connect_deadline_s": PATIENCE_S}
+    with pytest.raises(SimulationFailed, match="No OpenEnv server can be reached") as failed:
+        EnvPool("openenv", kwargs)
+    assert "\n" not in str(failed.value)
+
+
+def test_a_pool_waits_for_a_server_that_is_restarted(token_file: str) -> None:
+    with ServerThread("gymnasium", **CART_POLE) as server:
+        url, port = server.url, server.port
+    returned: list[ServerThread] = []
+
+    def come_back() -> None:
+        returned.append(ServerThread("gymnasium", at_port=port, **CART_POLE).__enter__())
+
+    timer = threading.Timer(2 * AGAIN_AFTER_S, come_back)
+    timer.start()
+    try:
+        assert EnvPool("openenv", {"url": url, "token_file": token_file}).spec.name
+    finally:
+        timer.join()
+        returned[0].stop()
 
 
 class LeavingEnv(WalkEnv):

@@ -44,6 +44,17 @@ with GenericEnvClient(base_url=url).sync() as env:
         values.append([result.observation, result.reward, result.done])
     print(json.dumps([values, env.state()]))
 """
+TWO_CLIENTS = """
+import sys
+from openenv.core.generic_client import GenericEnvClient
+with GenericEnvClient(base_url=sys.argv[1]).sync() as first:
+    first.reset()
+    with GenericEnvClient(base_url=sys.argv[1]).sync() as second:
+        try:
+            second.reset()
+        except RuntimeError as error:
+            print(error)
+"""
 TOOLS = """
 import sys, uvicorn
 from fastmcp import FastMCP
@@ -157,6 +168,15 @@ def test_its_client_plays_siirl_serve_with_a_process_for_the_session(
     process.communicate()
     assert values[1][1:] == [0.0, True]
     assert process.returncode == 128 + signal.SIGINT
+
+
+def test_its_client_without_a_free_session_reads_the_remedy(python: str) -> None:
+    with ServerThread("math", sessions=1, tasks=["sums-1"]) as server:
+        address = f"http://siirl:{TOKEN}@127.0.0.1:{server.port}"
+        done = subprocess.run(
+            [python, "-c", TWO_CLIENTS, address], capture_output=True, text=True, check=False
+        )
+    assert "all 1 sessions are in use: start siirl serve with more" in done.stdout, done.stderr
 
 
 def test_the_documents_server_keeps_the_contract_and_trains(python: str, tmp_path: Path) -> None:
