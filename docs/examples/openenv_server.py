@@ -3,7 +3,13 @@
 pip install openenv-core==0.3.0       # in a separate environment
 python openenv_server.py 8000
 
-siirl train pipeline=grpo env=openenv env.url=http://127.0.0.1:8000
+siirl train pipeline=grpo env=openenv env.url=http://127.0.0.1:8000 \
+    trainer.total_steps=2 trainer.val_episodes=8 data.max_response_length=96 \
+    data.train_batch_size=4 actor_rollout_ref.rollout.n=4 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=4
+
+These two steps only show that the parts fit. The shipped model knows sums and says none of the
+words, so that all rewards are 0 and nothing is learned: train with a model of your own.
 """
 
 import random
