@@ -159,6 +159,24 @@ def test_a_run_of_segments_is_evaluated_in_an_environment_of_the_command_line(
     assert evaluation(tmp_path)["episodes_per_task"] == 1
 
 
+def test_a_run_of_a_control_policy_is_evaluated_in_an_environment_of_the_command_line(
+    tmp_path: Path,
+) -> None:
+    """`env=` brings a default policy, which is not that of the run."""
+    options = {"width": 8, "normalize": True}
+    spec = env_spec("gymnasium", id="CartPole-v1")
+    policy = build_policy("control_policy", path=None, spec=spec, seed=0, options=options)
+    save_policy(policy, tmp_path / "policy")
+    own = {
+        **{"pipeline": "ppo", "actor_rollout_ref.model.policy": "control_policy"},
+        "actor_rollout_ref.model.options": "{width: 8, normalize: true}",
+    }
+    run = run_of(tmp_path / "policy", own, tmp_path)
+    words = (f"checkpoint={run}", *CARTPOLE, "trainer.val_episodes=1", "actions=argmax")
+    assert main((*words, f"trainer.output_dir={tmp_path}")) == 0
+    assert evaluation(tmp_path)["episodes_per_task"] == 1
+
+
 def run_of(policy: Path, own: Mapping[str, Any], tmp_path: Path) -> Path:
     """A run folder with this policy, which it takes, and these settings of its own."""
     run = tmp_path / "run"

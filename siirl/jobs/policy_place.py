@@ -55,8 +55,8 @@ def configuration(
 
     Args:
         checkpoint: Policy folder, checkpoint or run folder; a run's configuration is the default.
-        overrides: Configuration words of the command line; without a run and a choice of theirs,
-            the policy is the one that config.json names.
+        overrides: Configuration words of the command line; unless they choose a policy, it is the
+            one that config.json names (`env=` has a default of its own).
         given: Words before them.
         pipeline: Pipeline for a policy folder without a run, unless `overrides` choose one.
 
@@ -76,7 +76,7 @@ def configuration(
 
     config = parsed()
     chosen = config.actor_rollout_ref.model.policy
-    if located.config_file is not None or chosen not in POLICIES:
+    if chosen not in POLICIES:
         return config
     own = _own_policy(located.policy, overrides)
     return config if own in (None, chosen) else parsed(policy_choice(own))
