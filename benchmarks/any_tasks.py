@@ -2,6 +2,9 @@
 
     python -m benchmarks.any_tasks metaworld --half find --seeds 11
     python -m benchmarks.any_tasks metaworld --half kept --arms defaults success --seeds 1 2 3
+    # what each part of the defaults contributes
+    python -m benchmarks.any_tasks metaworld --half find --groups 1 --seeds 11 --result ablation \
+        --arms defaults without_target_noise without_correlation without_target_kl
     # ten minutes of training on two cores, in a result file of its own
     python -m benchmarks.any_tasks metaworld --half kept --steps 120 --work outputs/ten
     python -m benchmarks.any_tasks text
@@ -78,6 +81,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, help="held-out episodes of each task")
     parser.add_argument("--steps", type=int, help="training steps; by default the preset's")
     parser.add_argument("--work", type=Path, default=Path("outputs/benchmarks/any_tasks"))
+    parser.add_argument("--result", help="name of the result file; by default the half or suite")
     parser.add_argument("--note", help="beside the result, such as what else the machine did")
     flags = parser.parse_args()
     if (flags.suite == "metaworld") != (flags.half is not None):
@@ -115,7 +119,8 @@ def write(flags: argparse.Namespace, suite: Suite, numbers: Sequence[int]) -> No
     }
     text = success_table(chosen) if suite.measure == "success" else return_table(chosen)
     length = "" if flags.steps is None else f"_{flags.steps}_steps"
-    file = RESULTS / f"any_tasks_{flags.half or flags.suite}{length}.json"
+    name = flags.result or flags.half or flags.suite
+    file = RESULTS / f"any_tasks_{name}{length}.json"
     file.write_text(json.dumps(summary, indent=1) + "\n")
     file.with_suffix(".md").write_text(text)
     print(text)
