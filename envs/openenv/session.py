@@ -6,8 +6,8 @@ JSON texts `{"type": "reset" | "step" | "state" | "mcp" | "close", "data": …}`
 because the package requires gradio, fastmcp, openai and pandas; the protocol needs `websockets`.
 
 Answers carry no number, so an answer after the deadline, or a second one, would be mistaken for
-that of the next message. The session therefore closes the connection after every fault, also if a
-message waits that nobody asked for, and `reset` opens another.
+that of the next message. The session therefore closes the connection after every fault, an
+unexpected message included, and `reset` opens another.
 
 All connections of the process share one event loop, in a thread that always runs. An environment
 server's own loop stops between requests: a connection there would answer no ping while the policy
@@ -152,9 +152,8 @@ class Session:
                 else:
                     await self._refuse_unasked(self._socket, kind)
                 socket = self._socket
-                with suppress(
-                    ConnectionClosed
-                ):  # `recv` has the server's last words, or raises too
+                # where it is closed, `recv` has the server's last words, or raises too
+                with suppress(ConnectionClosed):
                     await socket.send(json.dumps(message))
                 received = await socket.recv()
             answered = True

@@ -49,9 +49,8 @@ Message = dict[str, Any]
 MAX_CHUNK = 1024  # actions of one step
 # A trainer may compute for minutes in the thread that answers pings.
 PING_EVERY_S, PING_TIMEOUT_S = 20.0, 600.0
-FIRST_MESSAGE_S = (
-    10.0  # a client that is refused gets the reason as the answer to its first message
-)
+# A client that is refused gets the reason as the answer to its first message.
+FIRST_MESSAGE_S = 10.0
 KEPT_HERE = ("row", "frames")  # options of reset that JSON cannot hold
 STOPS, TRY_LATER = 1001, 1013  # IANA's registry of WebSocket close codes
 UNAUTHORIZED = {"WWW-Authenticate": 'Basic realm="siirl serve", charset="UTF-8"'}
