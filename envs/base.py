@@ -102,6 +102,11 @@ class EnvSpec:
     """Whether seed and actions determine the episode; if not (a real robot), lost episodes are not
     replayed.
     """
+    decisions: tuple[int, ...] = ()
+    """Of a `Box` whose dimensions are decisions, such as `MultiDiscrete`: n_i, the number of values
+    of each. Dimension i is over [-0.5, n_i - 0.5], and the nearest whole number is the decision.
+    Empty: the actions are continuous, or `Discrete`.
+    """
     instruction_changes: bool = False
     """Whether `instruction` may change within an episode; training rows then have one for each
     chunk.
@@ -151,11 +156,26 @@ class EnvSpec:
         """Raise ValueError for the first invalid field; unpickling a spec skips this check."""
         check_fields(self, {**SPEC_FIELDS, "memory": _MEMORY})
         self.memory.check()
+        if self.decisions and self.action_space != decision_space(self.decisions):
+            raise ValueError(
+                f"{type(self).__name__}.decisions {reprlib.repr(self.decisions)} need the action "
+                f"space {decision_space(self.decisions)}, got {self.action_space}."
+            )
         if self.agent_names and len(self.agent_names) != self.num_agents:
             raise ValueError(
                 f"{type(self).__name__}.agent_names {reprlib.repr(self.agent_names)} must name all "
                 f"of the {self.num_agents} agents (num_agents)."
             )
+
+
+def decision_space(counts: Sequence[int]) -> gymnasium.spaces.Box:
+    """The action space of `EnvSpec.decisions`."""
+    import gymnasium
+
+    high = np.asarray(counts) - 0.5
+    return gymnasium.spaces.Box(
+        np.full(len(high), -0.5, np.float32), high.astype(np.float32), dtype=np.float32
+    )
 
 
 def acting_agents(observation: Observation, *, spec: EnvSpec) -> list[int]:

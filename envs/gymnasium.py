@@ -91,6 +91,7 @@ class GymnasiumEnv(Environment):
             tasks=(id,),
             observation_space=self._layout.space,
             action_space=self._actions.space,
+            decisions=self._actions.decisions,
             max_episode_steps=limit,
             reports_success=self._success_key is not None,
             renders=self._env.render_mode == "rgb_array"

@@ -7,8 +7,8 @@ leaves are flattened into one float32 vector under `proprioception`.
 
 Actions. `Discrete` counts from 0. A `Box` of any shape and floating-point type becomes a float32
 Box of A dimensions. `MultiDiscrete`, `MultiBinary` and a `Box` of whole numbers with A decisions
-become a Box of A dimensions, which a policy bins. Dimension i ranges over [-0.5, n_i - 0.5], and
-the nearest whole number is the decision, so every decision has an equal share of the range.
+become a Box of A dimensions. Dimension i ranges over [-0.5, n_i - 0.5], and the nearest whole
+number is the decision, so every decision has an equal share of the range.
 
 Left out: observations that are graphs, sequences or alternatives (`OneOf`), which have no fixed
 size, and actions that are texts or composed, which no siirl policy outputs. They are refused.
@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Misbehaved
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Misbehaved, decision_space
 from envs.gymnasium_pictures import PictureForm, may_be_meant_as_picture, picture_form
 from envs.surrogates import without_surrogates
 from envs.text import ModelText, shortened
@@ -147,6 +147,8 @@ class ActionLayout:
         self._first: NDArray[np.int64] | None = None
         """Lowest value of each decision, int64 [A]; None for actions that are not decisions."""
         self.space: spaces.Box | spaces.Discrete
+        self.decisions: tuple[int, ...] = ()
+        """See `EnvSpec.decisions`."""
         if isinstance(space, spaces.Discrete):
             self.space = spaces.Discrete(int(space.n))
         elif isinstance(space, spaces.Box) and not math.prod(space.shape):
@@ -159,8 +161,8 @@ class ActionLayout:
             self.space = spaces.Box(low, high)
         elif isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
             self._first, numbers_A = _decisions(space, name=name)
-            low = np.full(len(numbers_A), -0.5, np.float32)
-            self.space = spaces.Box(low, (numbers_A - 0.5).astype(np.float32))
+            self.decisions = tuple(numbers_A.tolist())
+            self.space = decision_space(self.decisions)
         else:
             raise ValueError(
                 f"Gymnasium environment {name!r} has actions {space}: only Box, Discrete, "
@@ -174,8 +176,8 @@ class ActionLayout:
         if isinstance(native, spaces.Discrete):
             return action + int(native.start)
         if self._first is not None:
-            numbers_A = (self.space.high + 0.5).astype(np.int64)  # type: ignore[union-attr]
-            counted_A = np.clip(np.floor(action + 0.5).astype(np.int64), 0, numbers_A - 1)
+            highest_A = np.asarray(self.decisions) - 1
+            counted_A = np.clip(np.floor(action + 0.5).astype(np.int64), 0, highest_A)
             return (counted_A + self._first).reshape(native.shape).astype(native.dtype)
         assert isinstance(native, spaces.Box)
         # the float32 bounds may exceed those of another type by rounding

@@ -47,6 +47,10 @@ def _are_agents(value: object) -> bool:
     )
 
 
+def _are_decisions(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(_is_count, value))
+
+
 def _is_count(value: object, most: int = sys.maxsize) -> bool:
     return (
         isinstance(value, int | np.integer)
@@ -91,6 +95,7 @@ SPEC_FIELDS: dict[str, Check] = {
     "reports_success": _FLAG,
     "renders": _FLAG,
     "replayable": _FLAG,
+    "decisions": (_are_decisions, "a tuple of whole numbers of at least 1, or empty"),
     "instruction_changes": _FLAG,
     "num_agents": (
         lambda value: _is_count(value, MOST_AGENTS),

@@ -206,6 +206,7 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     return {
         **{name: _plain(getattr(spec, name)) for name in PLAIN_FIELDS},
         "tasks": list(spec.tasks),
+        "decisions": list(map(int, spec.decisions)),
         "observation_space": space_to_json(spec.observation_space),
         "action_space": space_to_json(spec.action_space),
     }
@@ -225,7 +226,8 @@ def spec_from_json(value: Any) -> EnvSpec:
     try:
         return EnvSpec(
             **{name: value[name] for name in PLAIN_FIELDS},
-            tasks=_tasks(value["tasks"]),
+            tasks=_tuple(value, "tasks"),
+            decisions=_tuple(value, "decisions"),
             observation_space=space_from_json(value["observation_space"]),
             action_space=space_from_json(value["action_space"]),
             renders=False,
@@ -234,10 +236,10 @@ def spec_from_json(value: Any) -> EnvSpec:
         raise ValueError(f"{shortened(value)} is not a spec of this version of siirl") from error
 
 
-def _tasks(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f"tasks are {shortened(value)} instead of a list")
-    return tuple(value)
+def _tuple(values: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    if not isinstance(values[name], list):
+        raise ValueError(f"{name} are {shortened(values[name])} instead of a list")
+    return tuple(values[name])
 
 
 def _dict_from_json(value: Any, space: spaces.Dict, *, where: str) -> dict[str, Any]:

@@ -4,7 +4,8 @@ Tokens: each dimension of an action is one of `bins` values, as in RT-2 and Open
 
 A chunk of K actions of A dimensions is K*A tokens, action by action. Bin centres are spread evenly
 over the closed range of the action space, so that its ends (a fully closed gripper) are represented
-exactly. A discrete action space needs no binning: one dimension, one bin per action.
+exactly. A discrete action space needs no binning: one dimension, one bin per action. Neither do
+several decisions per action: a dimension for each, with as many bins as it has values.
 """
 
 # K action of the chunk, A action dimension
@@ -12,8 +13,8 @@ exactly. A discrete action space needs no binning: one dimension, one bin per ac
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     import gymnasium
 
 
+class Bounds(TypedDict):
+    """Lowest and highest value of each dimension."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class ActionTokenizer:
     """Maps action chunks to tokens in [0, bins) and back."""
@@ -32,6 +40,20 @@ class ActionTokenizer:
     low: tuple[float, ...]
     """Lowest value of each of the A dimensions; empty for a discrete action space."""
     high: tuple[float, ...]
+    counts: tuple[int, ...] = field(default=(), kw_only=True)
+    """Bins of each dimension, if they differ; at most `bins`. A token of dimension i is then less
+    than its count.
+    """
+
+    @classmethod
+    def for_decisions(cls, counts: tuple[int, ...]) -> ActionTokenizer:
+        """The tokenizer of `EnvSpec.decisions`: a token is the decision."""
+        return cls(
+            bins=max(2, *counts),  # as any policy's
+            low=(0.0,) * len(counts),
+            high=tuple(float(count - 1) for count in counts),
+            counts=counts,
+        )
 
     @classmethod
     def for_space(cls, space: gymnasium.Space, *, bins: int) -> ActionTokenizer:
@@ -70,7 +92,8 @@ class ActionTokenizer:
         tokens_KA = tokens.reshape(-1, self.dimensions)
         low_A = np.asarray(self.low)
         high_A = np.asarray(self.high)
-        return (low_A + (high_A - low_A) * tokens_KA / (self.bins - 1)).astype(np.float32)
+        actions_KA = low_A + (high_A - low_A) * tokens_KA / np.maximum(self._highest_A, 1)
+        return actions_KA.astype(np.float32)
 
     def encode(self, actions: NDArray) -> NDArray[np.int64]:
         """Actions [K, A] (or [K] integers) to the nearest tokens, int64 [K*A].
@@ -81,16 +104,22 @@ class ActionTokenizer:
             return np.asarray(actions, np.int64).reshape(-1)
         low_A = np.asarray(self.low)
         high_A = np.asarray(self.high)
-        tokens_KA = np.rint((actions - low_A) / (high_A - low_A) * (self.bins - 1))
-        return np.clip(tokens_KA, 0, self.bins - 1).astype(np.int64).reshape(-1)
+        width_A = np.where(high_A > low_A, high_A - low_A, 1.0)
+        tokens_KA = np.rint((actions - low_A) / width_A * self._highest_A)
+        return np.clip(tokens_KA, 0, self._highest_A).astype(np.int64).reshape(-1)
 
     def extremes(self) -> tuple[NDArray, NDArray]:
         """One action of the lowest and one of the highest tokens."""
         lowest, highest = (
-            self.decode(np.full(self.dimensions, token, np.int64))[0]
-            for token in (0, self.bins - 1)
+            self.decode(np.broadcast_to(token, self.dimensions))[0]
+            for token in (0, self._highest_A)
         )
         return lowest, highest
+
+    @functools.cached_property  # a policy decodes at every decision
+    def _highest_A(self) -> NDArray[np.int64]:
+        """The highest token of each dimension, or of all of them."""
+        return np.asarray(self.counts or self.bins) - 1
 
 
 @dataclass(frozen=True)
@@ -122,6 +151,8 @@ class ContinuousActions:
 
     discrete = False
     """Whether an action is one integer instead of a vector."""
+    counts = ()
+    """There are no bins."""
 
     @property
     def dimensions(self) -> int:
@@ -188,5 +219,5 @@ def _vector_space(space: gymnasium.Space) -> gymnasium.spaces.Box:
     return space
 
 
-def _bounds(space: gymnasium.spaces.Box) -> dict[str, tuple[float, ...]]:
+def _bounds(space: gymnasium.spaces.Box) -> Bounds:
     return {"low": tuple(map(float, space.low)), "high": tuple(map(float, space.high))}

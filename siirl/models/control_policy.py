@@ -5,7 +5,9 @@ States go through two layers of 64 units (tanh by default), images through the c
 et al. 2015 (Nature 518, table 1 of the extended data). Weights are orthogonal, with a gain of
 sqrt(2) and of 0.01 in the head, so that the first actions are nearly uniform (Andrychowicz et al.
 2021, arXiv 2006.05990, section 3.2; also Stable-Baselines3 and CleanRL). Discrete actions are
-categorical, continuous ones Gaussian with a deviation that does not depend on the state.
+categorical, and so is each of several decisions (`MultiDiscrete`) that have few values. Continuous
+actions are Gaussian with a deviation that does not depend on the state, and so are decisions of
+many values, which are rounded.
 
 With `normalize` states are standardised by the mean and deviation of all states so far and clipped
 at 10, as `VecNormalize` of Stable-Baselines3 does. The statistics change once per step, after its
@@ -48,6 +50,7 @@ PICTURE_FEATURES = 512
 SMALLEST_PICTURE = 36  # smallest side in pixels that three convolutions accept
 LARGEST_STATE = 10.0  # in deviations; VecNormalize's clip_obs
 EPSILON = 1e-8  # VecNormalize's
+MOST_BINS = 256  # of a decision; the head has an output for each
 LARGEST_LOG_STD = 20  # deviations of float32 remain finite and positive
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -107,12 +110,8 @@ class ControlConfig(TinyConfig):
                 f"Environment {spec.name!r} has images of {shape[1]} x {shape[2]} pixels, but "
                 f"{CONTROL_POLICY} needs {SMALLEST_PICTURE}: choose model=tiny_vla."
             )
-        space = spec.action_space
-        bins = getattr(space, "n", None)
         return cls(
-            action_tokenizer=ContinuousActions.for_space(space)
-            if bins is None
-            else ActionTokenizer.for_space(space, bins=int(bins)),
+            action_tokenizer=_coding(spec),
             chunk_length=chunk_length,
             width=width,
             reads_instruction=spec.instruction_changes,
@@ -140,8 +139,22 @@ class ControlConfig(TinyConfig):
             sizes = stored_sizes(values, other={})
             return cls(action_tokenizer=ContinuousActions(**bounds), **network, **sizes)
         sizes = stored_sizes({**values, "bins": coding["bins"]}, other={"bins": 2})
-        tokens = ActionTokenizer(bins=coding["bins"], **bounds)
+        # folders written before decisions were categorical have no counts
+        counts = tuple(coding.get("counts", ()))
+        tokens = ActionTokenizer(bins=coding["bins"], **bounds, counts=counts)
+        if counts and tokens != ActionTokenizer.for_decisions(counts):
+            raise ValueError(f"{coding} are not decisions.")
         return cls(action_tokenizer=tokens, **network, **sizes)
+
+
+def _coding(spec: EnvSpec) -> ActionTokenizer | ContinuousActions:
+    space = spec.action_space
+    if spec.decisions and max(spec.decisions) <= MOST_BINS:
+        return ActionTokenizer.for_decisions(spec.decisions)
+    bins = getattr(space, "n", None)
+    if bins is None:
+        return ContinuousActions.for_space(space)
+    return ActionTokenizer.for_space(space, bins=int(bins))
 
 
 def _require_network(
@@ -168,6 +181,8 @@ class ControlPolicy(TinyPolicy):
     count: torch.Tensor
     mean: torch.Tensor
     variance: torch.Tensor
+    missing_bins: torch.Tensor | None
+    """Bins [T, V] that decisions with fewer values than the most do not have."""
 
     def __init__(self, config: ControlConfig) -> None:
         super().__init__(config)
@@ -176,7 +191,14 @@ class ControlPolicy(TinyPolicy):
         outputs = self.tokens_per_chunk
         if isinstance(config.action_tokenizer, ActionTokenizer):
             self.distribution = Categorical
-            outputs *= config.action_tokenizer.bins
+            bins, counts = config.action_tokenizer.bins, config.action_tokenizer.counts
+            outputs *= bins
+            missing_TV = torch.arange(bins) >= torch.tensor(counts or (bins,))[:, None]
+            self.register_buffer(
+                "missing_bins",
+                missing_TV.repeat(config.chunk_length, 1) if counts else None,
+                persistent=False,
+            )
         else:
             self.distribution = Gaussian
             self.log_std = nn.Parameter(
@@ -260,7 +282,10 @@ class ControlPolicy(TinyPolicy):
             )
         )
         if isinstance(self.config.action_tokenizer, ActionTokenizer):
-            return Categorical(outputs_ND.unflatten(-1, (-1, self.config.action_tokenizer.bins)))
+            logits_NTV = outputs_ND.unflatten(-1, (-1, self.config.action_tokenizer.bins))
+            if self.missing_bins is not None:
+                logits_NTV = logits_NTV.masked_fill(self.missing_bins, -math.inf)
+            return Categorical(logits_NTV)
         return Gaussian(outputs_ND, self.log_std)
 
     def observe(self, proprioception_NP: torch.Tensor, *, ranks: Ranks) -> None:

@@ -30,6 +30,7 @@ from envs.libero.suites import ACTION_SIZE
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.files.documents import read_object
 from siirl.files.weight_files import CONFIG_FILE, PREPROCESSOR_FILE, TOKENIZER_FILE
+from siirl.models.action_tokenizer import Bounds
 from siirl.models.openvla import OpenVLA
 from siirl.models.openvla_oft import DEVIATION, OpenVLAOFT, OpenVLARegression
 from siirl.models.openvla_policy import OpenVLANumbers, OpenVLAPolicy, OpenVLATokenizer, Parts
@@ -55,7 +56,7 @@ REGRESSION = "model."
 """Prefix of the names in a regression head; a diffusion head has another prefix."""
 # in the middle of RLinf's bounds for pi0 (`noise_logvar_range`, 0.08 to 0.16); not tuned
 ACTION_STD = 0.12
-UNIT_BOUNDS = {"low": (-1.0,) * ACTION_SIZE, "high": (1.0,) * ACTION_SIZE}
+UNIT_BOUNDS: Bounds = {"low": (-1.0,) * ACTION_SIZE, "high": (1.0,) * ACTION_SIZE}
 
 
 def load_openvla_oft(

@@ -16,6 +16,7 @@ from envs.base import EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.files.documents import is_count, read_object
 from siirl.files.weight_files import CONFIG_FILE, WEIGHTS_FILE, weight_files
+from siirl.models.action_tokenizer import Bounds
 from siirl.models.tiny_backbone import TinyConfig, TinyPolicy
 from siirl.models.weights import load_weights, plan_weights
 from siirl.params.config_groups import policy_choice
@@ -57,7 +58,7 @@ def stored_sizes(values: Mapping[str, Any], *, other: Mapping[str, int]) -> dict
     return {**fields, "image_shape": tuple(shape) if shape else None}
 
 
-def stored_bounds(coding: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+def stored_bounds(coding: Mapping[str, Any]) -> Bounds:
     """`low` and `high` of an action coding in a config.json, checked.
 
     The bins of tokens need bounds; numbers do not.
@@ -169,7 +170,9 @@ def require_fit(policy: TinyPolicy, wanted: TinyConfig, spec: EnvSpec, *, path: 
                 f"actor_rollout_ref.model.path{', or set env.image_size to fit' * bool(pictures)}."
             )
     stored, needed = policy.action_tokenizer, wanted.option("action_tokenizer")
-    if type(stored) is not type(needed) or (stored.low, stored.high) != (needed.low, needed.high):
+    if type(stored) is not type(needed) or any(
+        getattr(stored, name) != getattr(needed, name) for name in ("low", "high", "counts")
+    ):
         raise ConfigError(
             f"The policy in {path} acts in {stored}, but environment {spec.name!r} in "
             f"{spec.action_space}."

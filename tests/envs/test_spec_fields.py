@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.base import EnvSpec, SimulatorMemory
+from envs.base import EnvSpec, SimulatorMemory, decision_space
 
 SPEC = EnvSpec("walk", ("walk",), spaces.Discrete(10), spaces.Discrete(2), max_episode_steps=30)
 BYTES = r"must be a number of bytes from 0 to 1e\+15, got "
@@ -61,3 +61,19 @@ def test_memory_set_behind_the_back_of_the_frozen_class_is_refused() -> None:
     vars(memory)["scene"] = "x"
     with pytest.raises(ValueError, match=rf"^SimulatorMemory\.scene {BYTES}'x'\.$"):
         spec.check()
+
+
+@pytest.mark.parametrize("decisions", [[3, 5], (3, 0), (3.0, 5.0), (True,), 3], ids=str)
+def test_decisions_that_are_not_whole_numbers_are_refused(decisions: object) -> None:
+    with pytest.raises(ValueError, match=r"decisions must be a tuple of whole numbers of at least"):
+        dataclasses.replace(SPEC, action_space=decision_space((3, 5)), decisions=decisions)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(2), spaces.Box(-1, 1, (2,)), decision_space((5, 3))], ids=str
+)
+def test_decisions_need_their_action_space(space: spaces.Space) -> None:
+    with pytest.raises(ValueError, match=r"decisions \(3, 5\) need the action space Box\(-0\.5, "):
+        dataclasses.replace(SPEC, action_space=space, decisions=(3, 5))
+    fits = dataclasses.replace(SPEC, action_space=decision_space((3, 5)), decisions=(3, 5))
+    assert fits.decisions == (3, 5)

@@ -14,10 +14,9 @@ from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from envs.gymnasium_spaces import ActionLayout
 from siirl.algos.distributions import Categorical, Gaussian
 from siirl.algos.ranks import ALONE
-from siirl.errors import ConfigError
+from siirl.errors import CheckpointError, ConfigError
 from siirl.models.control_policy import ControlPolicy, make_control_policy
 from siirl.models.policy_loader import load_policy, save_policy
-from siirl.models.tiny_vla import make_tiny_vla
 
 WORDS = torch.zeros((2, 24), dtype=torch.long)
 
@@ -62,22 +61,79 @@ def test_continuous_actions_are_gaussian_with_one_deviation_for_all_states():
     assert made.log_std.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    "space", [gymnasium.spaces.MultiDiscrete([3, 5]), gymnasium.spaces.MultiBinary(2)], ids=str
-)
-def test_decisions_of_several_components_are_rounded_gaussians_here_and_bins_in_tiny_vla(space):
+def deciding(space, **changes) -> EnvSpec:
     layout = ActionLayout(space, name="probe")
-    made = make_control_policy(spec(layout.space), None)
+    return dataclasses.replace(spec(layout.space), decisions=layout.decisions, **changes)
+
+
+@pytest.mark.parametrize(
+    ("space", "counts"),
+    [
+        (gymnasium.spaces.MultiDiscrete([3, 5, 1], start=[2, 0, 0]), [3, 5, 1]),
+        (gymnasium.spaces.MultiBinary(2), [2, 2]),
+        (gymnasium.spaces.MultiDiscrete([1, 1]), [1, 1]),
+        (gymnasium.spaces.Box(-1, 1, (2,), np.int64), [3, 3]),
+    ],
+    ids=str,
+)
+def test_each_of_several_decisions_is_categorical_over_its_own_values(space, counts, tmp_path):
+    torch.manual_seed(0)
+    made = make_control_policy(deciding(space), None, chunk_length=2)
+    distribution = act(made, torch.zeros(200, 3))
+    assert isinstance(distribution, Categorical)
+    assert distribution.entropy()[0].tolist() == pytest.approx(2 * np.log(counts).tolist())
+    drawn = distribution.sample(torch.rand(200, distribution.shape[1]))
+    assert (drawn.amin(0).tolist(), drawn.amax(0).tolist()) == (
+        [0] * 2 * len(counts),
+        2 * [count - 1 for count in counts],
+    )
+    layout = ActionLayout(space, name="probe")
+    first = np.ravel(getattr(space, "start", getattr(space, "low", 0)))
+    for tokens in drawn[:20].numpy():
+        actions = made.action_tokenizer.decode(tokens)
+        native = np.stack([layout.native(action) for action in actions])
+        assert all(map(layout.space.contains, actions))
+        assert (native - first).ravel().tolist() == tokens.tolist()
+        assert made.action_tokenizer.encode(actions).tolist() == tokens.tolist()
+
+    scored = distribution.scores(drawn)
+    (scored.log_probs_BT.sum() + scored.entropy_BT.sum()).backward()
+    assert all(
+        parameter.grad is None or parameter.grad.isfinite().all() for parameter in made.parameters()
+    )
+    save_policy(made, tmp_path)
+    read = make_control_policy(deciding(space), str(tmp_path), chunk_length=2)
+    assert torch.equal(act(read, torch.zeros(200, 3)).logits, distribution.logits)
+
+
+def test_decisions_of_many_values_are_rounded_gaussians():
+    space = gymnasium.spaces.MultiDiscrete([3, 257])
+    made = make_control_policy(deciding(space), None)
     distribution = act(made, torch.zeros(2, 3))
     assert isinstance(distribution, Gaussian)
     highest = made.action_tokenizer.decode(distribution.values(torch.tensor([0.99, 2.0])).numpy())
-    most = np.broadcast_to(getattr(space, "nvec", 2), 2) - 1
-    assert layout.native(highest[0]).tolist() == most.tolist()
+    assert ActionLayout(space, name="probe").native(highest[0]).tolist() == [2, 256]
 
-    binned = make_tiny_vla(spec(layout.space), None, bins=5, width=8)
-    tokens = act(binned, torch.zeros(2, 3))
-    assert isinstance(tokens, Categorical)
-    assert tokens.logits.shape[1:] == (2 * binned.chunk_length, 5)
+
+def test_weights_for_other_decisions_are_refused(tmp_path):
+    save_policy(
+        make_control_policy(deciding(gymnasium.spaces.MultiDiscrete([3, 5])), None), tmp_path
+    )
+    for other in ([5, 3], [3, 5, 2], [3, 6]):
+        with pytest.raises(ConfigError, match="but environment 'probe' in Box"):
+            make_control_policy(deciding(gymnasium.spaces.MultiDiscrete(other)), str(tmp_path))
+
+
+@pytest.mark.parametrize("counts", [[3, 4], [0, 5], "35"], ids=str)
+def test_a_folder_whose_decisions_do_not_fit_its_bins_is_refused(counts, tmp_path):
+    space = gymnasium.spaces.MultiDiscrete([3, 5])
+    save_policy(make_control_policy(deciding(space), None), tmp_path)
+    file = tmp_path / "config.json"
+    description = json.loads(file.read_text())
+    description["config"]["action_tokenizer"]["counts"] = counts
+    file.write_text(json.dumps(description))
+    with pytest.raises(CheckpointError, match="does not describe a policy of siirl"):
+        make_control_policy(deciding(space), str(tmp_path))
 
 
 def test_an_instruction_that_may_change_is_read():

@@ -1,12 +1,13 @@
 """JSON forms of infos and specs on an OpenEnv connection."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.base import EnvSpec
+from envs.base import EnvSpec, decision_space
 from envs.openenv.wire import info_to_json, spec_from_json, spec_to_json
 
 
@@ -36,3 +37,11 @@ def test_tasks_of_a_spec_that_are_one_text_are_refused() -> None:
     spec = spec_to_json(EnvSpec("walk", ("walk",), spaces.Discrete(10), spaces.Discrete(2), 30))
     with pytest.raises(ValueError, match="tasks are 'walk' instead of a list"):
         spec_from_json({**spec, "tasks": "walk"})
+
+
+def test_decisions_of_a_spec_are_received() -> None:
+    counts = tuple(np.array([3, 5]))  # numbers of numpy
+    spec = EnvSpec("pick", ("pick",), spaces.Discrete(10), decision_space(counts), 30)
+    spec = dataclasses.replace(spec, decisions=counts)
+    received = spec_from_json(json.loads(json.dumps(spec_to_json(spec))))
+    assert (received.decisions, received.action_space) == ((3, 5), spec.action_space)
