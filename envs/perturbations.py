@@ -3,9 +3,10 @@
     env.perturb=[camera,light] env.perturb_strength=0.5
 
 A perturbed episode differs from the standard episode of its seed only in the listed factors. Each
-factor draws from its own generator, seeded by the episode's seed. So a factor gives the same change
-alone and with others, and the rollouts of a group share it. `strength` scales every range; 1 is the
-range given here.
+factor draws from its own generator, seeded by the episode's seed and task. So a factor gives the
+same change alone and with others, the rollouts of a group share it, and tasks have different ones.
+`strength` scales ranges; 1 is the range given here. Of `distractors` it scales the largest number,
+and `instruction` has none.
 
 At strength 1:
 
@@ -29,6 +30,7 @@ Left out: sensor noise and the robot's initial pose, which LIBERO-Plus has.
 """
 
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,17 +57,19 @@ OPTION = "perturb"
 
 @dataclass(frozen=True)
 class Perturbation:
-    """The factors of an episode, and the seed of their draws."""
+    """The factors of an episode, and what their draws depend on."""
 
     factors: frozenset[str]
     strength: float
     seed: int
+    task: str
 
     def generator(self, factor: str) -> np.random.Generator | None:
         """The generator of `factor`; None if the episode does not have it."""
         if factor not in self.factors:
             return None
-        return np.random.default_rng((FACTORS.index(factor), self.seed))
+        task = zlib.crc32(self.task.encode())  # the same in every process
+        return np.random.default_rng((FACTORS.index(factor), self.seed, task))
 
     def displacement(self) -> NDArray[np.float64]:
         """Displacement of objects in x and y [2], in metres."""
@@ -84,6 +88,11 @@ def checked_factors(factors: Any, *, known: Sequence[str] = FACTORS) -> tuple[st
     if isinstance(factors, str) or not isinstance(factors, Iterable):
         raise ValueError(f"perturb must be a list of names, got {factors!r}.")
     names = tuple(factors)
+    if names and not known:
+        raise ValueError(
+            f"perturb has {names[0]!r}, but the environment was made without perturbations: name "
+            "factors in its env.perturb, at the server if it is served."
+        )
     for name in names:
         if name not in known:
             raise ValueError(

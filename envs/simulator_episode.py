@@ -89,7 +89,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             raise ValueError(f"image_size must be at least 8 pixels, got {image_size}.")
         self._factors = checked_factors(perturb)
         self._strength = checked_strength(perturb_strength)
-        self._perturbation = Perturbation(frozenset(), self._strength, seed=0)
+        self._perturbation = Perturbation(frozenset(), self._strength, seed=0, task="")
         self._look: Look = STANDARD
         self._image_size = image_size
         self._cameras = tuple(cameras)
@@ -198,10 +198,12 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             raise RuntimeError("There is no episode: call reset first.")
         return self._simulators[self._task]
 
-    def _perturbed(self, options: Mapping[str, Any] | None, *, seed: int) -> Perturbation:
+    def _perturbed(
+        self, options: Mapping[str, Any] | None, *, seed: int, task: str
+    ) -> Perturbation:
         """Read the perturbation of a new episode; by default all factors."""
         chosen = checked_factors((options or {}).get(OPTION, self._factors), known=self._factors)
-        self._perturbation = Perturbation(frozenset(chosen), self._strength, seed)
+        self._perturbation = Perturbation(frozenset(chosen), self._strength, seed, task)
         return self._perturbation
 
     def _words(self, instructions: Sequence[str]) -> gymnasium.spaces.Text:

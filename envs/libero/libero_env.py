@@ -125,7 +125,7 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
         self._ended = True
         simulator = self._simulator(task)
         seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
-        perturbation = self._perturbed(options, seed=seed)
+        perturbation = self._perturbed(options, seed=seed, task=task)
         number = (options or {}).get(INIT_STATE)
         if number is None:
             number = state_number(seed, count=len(simulator.states), states=self._states)

@@ -138,7 +138,7 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
         seed = checked_seed(seed)
         self._ended = True
         seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
-        perturbation = self._perturbed(options, seed=seed)
+        perturbation = self._perturbed(options, seed=seed, task=task)
         self._simulator(task).reset(seed=seed, displacement=perturbation.displacement())
         return self._begin(task, streams)
 

@@ -137,14 +137,10 @@ class EnvArguments:
         """Keyword arguments for `envs.registry.make_env(self.name, ...)`, without the pool's keys.
 
         Raises:
-            ConfigError: An argument that is set both as a key of the group and in `kwargs`, or
-                perturbations of an environment that has none.
+            ConfigError: An argument that is set both as a key of the group and in `kwargs`,
+                perturbations of an environment that has none, or a strength without them.
         """
-        if self.perturb is not None and self.name == "gymnasium":  # gymnasium.make accepts any key
-            raise ConfigError(
-                f"env.perturb=[{','.join(self.perturb)}] is for env=metaworld and env=libero: "
-                "env=gymnasium and its presets have none of siirl's perturbations; leave it out."
-            )
+        self._check_perturbations()
         given = {
             key: value
             for key, value in vars(self).items()
@@ -157,3 +153,22 @@ class EnvArguments:
                 f"environment: set env.{name}, and remove it from env.kwargs."
             )
         return given | self.kwargs
+
+    def _check_perturbations(self) -> None:
+        elsewhere = {
+            # gymnasium.make accepts any key
+            "gymnasium": "env=gymnasium and its presets have none of siirl's perturbations; leave "
+            "it out.",
+            "openenv": "the server makes the environment of env=openenv; set it there (siirl serve "
+            "env=… env.perturb=…), and leave it out here.",
+        }
+        if self.perturb is not None and self.name in elsewhere:
+            raise ConfigError(
+                f"env.perturb=[{','.join(self.perturb)}] is for env=metaworld and env=libero: "
+                f"{elsewhere[self.name]}"
+            )
+        if self.perturb is None and self.perturb_strength is not None:
+            raise ConfigError(
+                f"env.perturb_strength={self.perturb_strength:g} is read with env.perturb, but it "
+                "is null: name factors such as env.perturb=[camera], or leave it out."
+            )

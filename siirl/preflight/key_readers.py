@@ -112,15 +112,6 @@ ROWS: tuple[Row, ...] = (
     ("algorithm.filter", ("drop_truncated",), by_rules()),
     (
         "env",
-        ("perturb_strength",),
-        Reader(
-            negated(has_value("env.perturb", None)),
-            "with env.perturb, but it is null: name factors such as env.perturb=[camera], or leave "
-            "it out.",
-        ),
-    ),
-    (
-        "env",
         ("tasks",),
         Reader(
             lambda config: not config.data.train_files or not asks_questions(config.env.name),

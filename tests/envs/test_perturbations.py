@@ -12,7 +12,7 @@ from envs.checker import check_env
 from envs.libero.libero_env import LiberoEnv
 from envs.metaworld.metaworld_env import MetaWorldEnv
 from envs.metaworld.suite import INSTRUCTIONS
-from envs.perturbations import FACTORS, SEEN, longest_rewording, reworded
+from envs.perturbations import FACTORS, SEEN, Perturbation, longest_rewording, reworded
 
 SEED = 7
 
@@ -110,6 +110,14 @@ def test_a_seed_gives_the_same_perturbation_in_any_order(env):
     assert first["instruction"] == again["instruction"]
 
 
+def test_tasks_with_the_same_seed_draw_different_changes():
+    changes = [
+        Perturbation(frozenset({"object_pose"}), 1.0, SEED, task).displacement().tolist()
+        for task in ("push", "reach", "push")
+    ]
+    assert changes[0] == changes[2] != changes[1]
+
+
 def test_a_factor_draws_the_same_alone_and_among_others(env):
     assert start(env, "instruction")["instruction"] == start(env, *FACTORS)["instruction"]
 
@@ -154,6 +162,11 @@ def test_a_wrong_factor_is_refused(factors, sentence):
 def test_a_strength_outside_its_range_is_refused(strength):
     with pytest.raises(ValueError, match="perturb_strength must lie in"):
         MetaWorldEnv(perturb=("light",), perturb_strength=strength)
+
+
+def test_an_episode_of_an_environment_without_perturbations_cannot_have_one(make):
+    with pytest.raises(ValueError, match=r"made without perturbations: name .* at the server"):
+        start(make(), "camera")
 
 
 def test_an_episode_cannot_have_a_factor_that_the_environment_lacks(make):

@@ -110,11 +110,24 @@ def test_a_groups_own_arguments_and_those_of_a_runs_file_are_given_once(
     )
 
 
-@pytest.mark.parametrize("env", ["env=robosuite_lift", "env=gymnasium"])
-def test_perturbations_of_a_gymnasium_environment_are_refused(env: str) -> None:
-    """Its constructor might take any key, and the key would do nothing."""
+@pytest.mark.parametrize(
+    ("env", "remedy"),
+    [
+        ("env=robosuite_lift", "leave it out"),
+        ("env=gymnasium", "leave it out"),
+        ("env=openenv", r"set it there \(siirl serve env=… env\.perturb=…\)"),
+    ],
+)
+def test_perturbations_of_an_environment_that_has_none_are_refused(env: str, remedy: str) -> None:
+    """A constructor might take any key, and the key would do nothing."""
     config = parse_config([env, "env.perturb=[camera,light]"])
     with pytest.raises(
-        ConfigError, match=r"env\.perturb=\[camera,light\] is for env=metaworld and"
+        ConfigError, match=rf"env\.perturb=\[camera,light\] is for env=metaworld and .*{remedy}"
     ):
+        config.env.constructor_kwargs()
+
+
+def test_a_strength_without_perturbations_is_refused() -> None:
+    config = parse_config(["env=metaworld", "env.perturb_strength=0.5"])
+    with pytest.raises(ConfigError, match=r"=0\.5 is read with env\.perturb, but it is null: name"):
         config.env.constructor_kwargs()

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from inference_servers import Playground, engine_of, serving
 from server_episodes import REQUESTS, ask, failure, gap, model, sync
@@ -193,6 +194,35 @@ def test_the_protocol_of_the_workers_decides_and_not_the_version_of_siirl(
     finally:
         link.close()
     assert served.longest == 128
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the policy
+def test_a_connection_that_closes_at_once_is_tried_again_where_uvloop_is_installed(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    uvloop = pytest.importorskip("uvloop", reason="uvloop comes with vLLM (make vllm)")
+    connect = anyio.connect_tcp
+    closed: list[Any] = []
+
+    async def connect_once_in_vain(*arguments: Any, **options: Any) -> Any:
+        stream = await connect(*arguments, **options)
+        if not closed:
+            closed.append(stream)
+            stream._transport.abort()
+            await asyncio.sleep(0.05)
+        return stream
+
+    monkeypatch.setattr(anyio, "connect_tcp", connect_once_in_vain)
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # as Ray's workers do
+    try:
+        link = ServerLink(url, token=None, deadline_s=20.0)
+        try:
+            assert link.wait(link.get("/v1/models"))["data"]
+        finally:
+            link.close()
+    finally:
+        asyncio.set_event_loop_policy(None)
+    assert closed
 
 
 def test_the_page_names_the_protocol_that_is_compared() -> None:

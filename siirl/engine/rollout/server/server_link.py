@@ -64,7 +64,9 @@ class ServerLink:
         self.url = url
         self.deadline_s, self.reconnect_s = deadline_s, reconnect_s
         self._headers = {**authorization(token), "Accept-Encoding": "identity"}
-        self._loop = asyncio.new_event_loop()
+        # Not uvloop, which Ray's workers install: there a connection that closes at once has no
+        # socket any more, and httpx2 fails with an AttributeError instead of a TransportError.
+        self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="inference-server", daemon=True
         )
