@@ -5,17 +5,18 @@ Observations. `Dict` and `Tuple` are walked to their leaves, in Gymnasium's orde
 stacked under `images`, texts (a mission) are joined by newlines under `instruction`, and all other
 leaves are flattened into one float32 vector under `proprioception`.
 
-Actions. `Discrete` counts from 0. A `Box` of any shape and floating-point type becomes a float32
-Box of A dimensions. `MultiDiscrete`, `MultiBinary` and a `Box` of whole numbers with A decisions
-become a Box of A dimensions. Dimension i ranges over [-0.5, n_i - 0.5], and the nearest whole
-number is the decision, so every decision has an equal share of the range.
+Actions. `Discrete` counts from 0. All other actions become one float32 Box, with the leaves of
+`Dict` and `Tuple` one after the other. A `Box` of any shape and floating-point type gives its
+numbers. `MultiDiscrete`, `MultiBinary`, a `Box` of whole numbers and a `Discrete` leaf give
+decisions: dimension i ranges over [-0.5, n_i - 0.5], and the nearest whole number is the decision,
+so every decision has an equal share of the range.
 
-Left out: observations that are graphs, sequences or alternatives (`OneOf`), which have no fixed
-size, and actions that are texts or composed, which no siirl policy outputs. They are refused.
+Left out: observations and actions that are graphs, sequences or alternatives (`OneOf`), which have
+no fixed size, and actions that are texts, which no policy of a simulator outputs. They are refused.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from envs.text import ModelText, shortened
 MAX_INSTRUCTION_CHARACTERS = 1 << 16
 MOST_VALUES = 1 << 22  # float32 represents the halves between this many whole numbers
 VECTORS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+
+Decided = spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete
 
 Path = tuple[str | int, ...]
 """Keys of `Dict` and positions in `Tuple` on the path to a leaf."""
@@ -140,49 +143,107 @@ class ActionLayout:
         """Choose the contract's space; `name` is the environment's id, for messages.
 
         Raises:
-            ValueError: Actions that are neither numbers nor decisions, none at all, or whole
-                numbers without bounds.
+            ValueError: A leaf that contains neither numbers nor decisions, or whole numbers without
+                bounds.
         """
         self._native = space
-        self._first: NDArray[np.int64] | None = None
-        """Lowest value of each decision, int64 [A]; None for actions that are not decisions."""
+        self._leaves: dict[Path, _Numbers | _Decisions] = {}
         self.space: spaces.Box | spaces.Discrete
         self.decisions: tuple[int, ...] = ()
         """See `EnvSpec.decisions`."""
         if isinstance(space, spaces.Discrete):
             self.space = spaces.Discrete(int(space.n))
-        elif isinstance(space, spaces.Box) and not math.prod(space.shape):
-            raise ValueError(
-                f"Gymnasium environment {name!r} has actions {space}, which contain no number: "
-                "there is nothing to decide."
-            )
-        elif isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
-            low, high = (side.astype(np.float32).reshape(-1) for side in (space.low, space.high))
-            self.space = spaces.Box(low, high)
-        elif isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-            self._first, numbers_A = _decisions(space, name=name)
-            self.decisions = tuple(numbers_A.tolist())
-            self.space = decision_space(self.decisions)
-        else:
-            raise ValueError(
-                f"Gymnasium environment {name!r} has actions {space}: only Box, Discrete, "
-                "MultiDiscrete and MultiBinary are supported; wrap the environment so that it "
-                "takes one of them."
-            )
+            return
+        self._leaves = {path: _action_leaf(leaf, path, name=name) for path, leaf in _leaves(space)}
+        parts = list(self._leaves.values())
+        if not parts:
+            raise ValueError(_nothing_to_decide(space, name=name))
+        if all(part.counts for part in parts):
+            self.decisions = tuple(count for part in parts for count in part.counts)
+        low, high = (
+            np.concatenate([np.ravel(getattr(part.space, side)) for part in parts])
+            for side in ("low", "high")
+        )
+        self.space = spaces.Box(low, high)
 
     def native(self, action: Any) -> Any:
         """The environment's own action for `action`, which is in `space`."""
+        if isinstance(self._native, spaces.Discrete):
+            return action + int(self._native.start)
+        sizes = [math.prod(part.space.shape) for part in self._leaves.values()]
+        values = np.split(action, np.cumsum(sizes)[:-1])
+        leaves = {
+            path: part.native(found)
+            for (path, part), found in zip(self._leaves.items(), values, strict=True)
+        }
+        return _composed(self._native, leaves)
+
+
+class _Numbers:
+    """A leaf of floating-point numbers."""
+
+    counts = ()
+
+    def __init__(self, native: spaces.Box) -> None:
+        low, high = (side.astype(np.float32).reshape(-1) for side in (native.low, native.high))
+        self.space = spaces.Box(low, high)
+        self._native = native
+
+    def native(self, values_A: NDArray[np.float32]) -> NDArray[Any]:
+        """The leaf's own value for the numbers [A]."""
         native = self._native
-        if isinstance(native, spaces.Discrete):
-            return action + int(native.start)
-        if self._first is not None:
-            highest_A = np.asarray(self.decisions) - 1
-            counted_A = np.clip(np.floor(action + 0.5).astype(np.int64), 0, highest_A)
-            return (counted_A + self._first).reshape(native.shape).astype(native.dtype)
-        assert isinstance(native, spaces.Box)
         # the float32 bounds may exceed those of another type by rounding
-        values = action.astype(native.dtype).reshape(native.shape)
+        values = values_A.astype(native.dtype).reshape(native.shape)
         return np.asarray(np.clip(values, native.low, native.high))
+
+
+class _Decisions:
+    """A leaf of decisions, each the nearest whole number."""
+
+    def __init__(self, native: Decided, *, name: str) -> None:
+        self._first_A, counts_A = _decisions(native, name=name)
+        self.counts = tuple(counts_A.tolist())
+        self.space = decision_space(self.counts)
+        self._native = native
+
+    def native(self, values_A: NDArray[np.float32]) -> Any:
+        """The leaf's own value for the numbers [A]."""
+        highest_A = np.asarray(self.counts) - 1
+        counted_A = np.clip(np.floor(values_A + 0.5).astype(np.int64), 0, highest_A)
+        found = (counted_A + self._first_A).reshape(self._native.shape or ())
+        return found.astype(self._native.dtype)[()]
+
+
+def _action_leaf(space: spaces.Space[Any], path: Path, *, name: str) -> _Numbers | _Decisions:
+    if isinstance(space, VECTORS) and not spaces.flatdim(space):
+        raise ValueError(_nothing_to_decide(space, name=name))
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
+        return _Numbers(space)
+    if isinstance(space, VECTORS):
+        return _Decisions(space, name=name)
+    raise ValueError(
+        f"Gymnasium environment {name!r} has actions {space}{_at(path)}: only Box, Discrete, "
+        "MultiDiscrete, MultiBinary, and Dict and Tuple of these, are supported; wrap the "
+        "environment so that it takes one of them."
+    )
+
+
+def _nothing_to_decide(space: spaces.Space[Any], *, name: str) -> str:
+    return (
+        f"Gymnasium environment {name!r} has actions {space}, which contain no number: there is "
+        "nothing to decide."
+    )
+
+
+def _composed(space: spaces.Space[Any], leaves: Mapping[Path, Any], path: Path = ()) -> Any:
+    """The inverse of `_leaves`."""
+    if isinstance(space, spaces.Dict):
+        return {key: _composed(part, leaves, (*path, key)) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(
+            _composed(part, leaves, (*path, place)) for place, part in enumerate(space.spaces)
+        )
+    return leaves[path]
 
 
 def _flat(leaf: spaces.Space[Any], value: Any) -> NDArray[Any]:
@@ -234,12 +295,12 @@ def _at(path: Path) -> str:
     return f" at {'.'.join(map(str, path))!r}" if path else ""
 
 
-def _decisions(
-    space: spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary, *, name: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _decisions(space: Decided, *, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """First value and number of values of each decision, int64 [A] each."""
+    if isinstance(space, spaces.Discrete):
+        return np.array([space.start], np.int64), np.array([space.n], np.int64)
     if isinstance(space, spaces.MultiBinary):
-        size = int(np.prod(space.shape))
+        size = math.prod(space.shape)
         return np.zeros(size, np.int64), np.full(size, 2, np.int64)
     if isinstance(space, spaces.MultiDiscrete):
         return (

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, decision_space
 from envs.checker import check_env
 from envs.gymnasium import GymnasiumEnv
 from envs.gymnasium_spaces import ActionLayout, ObservationLayout
@@ -80,9 +80,25 @@ class Speaks(Errands):
 
 
 class Composed(Errands):
-    """Its action is composed."""
+    """Its action is composed; the reward shows its digits."""
 
-    action_space = spaces.Dict({"go": spaces.Discrete(2)})
+    action_space = spaces.Dict(
+        {
+            "arm": spaces.Tuple((spaces.Box(0.0, 9.0, (1, 1)), spaces.MultiBinary(1))),
+            "go": spaces.Discrete(3, start=-1),
+        }
+    )
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        (((lift,),), (grip,)), go = action["arm"], action["go"]
+        return self.seen(), 100.0 * lift + 10 * grip + go, False, False, {}
+
+
+class Nothing(Errands):
+    """Its action is empty."""
+
+    action_space = spaces.Dict({"none": spaces.Tuple(())})
 
 
 class Table(Errands):
@@ -99,7 +115,7 @@ class Endless(Errands):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    for env_class in (Errands, Switches, Pair, Speaks, Composed, Table, Endless):
+    for env_class in (Errands, Switches, Pair, Speaks, Composed, Nothing, Table, Endless):
         gymnasium.register(f"siirl-spaces/{env_class.__name__}-v0", env_class, max_episode_steps=15)
     yield
     for name in [name for name in gymnasium.registry if name.startswith("siirl-spaces/")]:
@@ -115,7 +131,7 @@ def play(name, actions):
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("name", ["Errands", "Switches", "Table"])
+@pytest.mark.parametrize("name", ["Errands", "Switches", "Table", "Composed"])
 def test_composed_spaces_keep_the_contract(name):
     check_env(GymnasiumEnv(id=f"siirl-spaces/{name}-v0"), seed=1)
 
@@ -184,6 +200,62 @@ def test_a_box_of_any_shape_and_type_is_a_float32_vector(box, action, arrives):
     np.testing.assert_allclose(native, np.array(arrives, box.dtype), rtol=1e-6)
 
 
+def test_a_composed_action_is_one_vector_with_its_leaves_in_order():
+    spec = GymnasiumEnv(id="siirl-spaces/Composed-v0").spec
+    assert spec.action_space.low.tolist() == [0.0, -0.5, -0.5]
+    assert spec.action_space.high.tolist() == [9.0, 1.5, 2.5]
+    assert spec.decisions == ()  # the first is a number
+    assert play("Composed", [np.array([2.5, 0.9, -0.1], np.float32)])[1] == [259.0]
+
+
+NUMBERS = st.sampled_from(
+    [spaces.Box(-1.0, 1.0, (2, 2)), spaces.Box(-np.inf, np.inf, (), np.float64)]
+)
+DECISIONS = st.sampled_from(
+    [
+        spaces.Discrete(4, start=-2),
+        spaces.MultiDiscrete([[2, 3], [1, 4]]),
+        spaces.MultiBinary(3),
+        spaces.Box(-3, 2, (2,), np.int8),
+    ]
+)
+
+
+def composed(leaves: st.SearchStrategy[spaces.Space]) -> st.SearchStrategy[spaces.Space]:
+    return st.recursive(
+        leaves,
+        lambda parts: (
+            st.lists(parts, min_size=1, max_size=3).map(spaces.Tuple)
+            | st.dictionaries(st.sampled_from("abc"), parts, min_size=1).map(spaces.Dict)
+        ),
+        max_leaves=5,
+    )
+
+
+@given(space=composed(NUMBERS | DECISIONS), seed=st.integers(0, 99))
+def test_every_action_is_a_member_of_the_environments_own_space(space, seed):
+    layout = ActionLayout(space, name="any")
+    layout.space.seed(seed)
+    for _ in range(5):
+        assert space.contains(layout.native(layout.space.sample()))
+
+
+@given(space=composed(DECISIONS), data=st.data())
+def test_different_decisions_are_different_actions(space, data):
+    layout = ActionLayout(space, name="any")
+    if isinstance(space, spaces.Discrete):
+        assert layout.space == spaces.Discrete(space.n)
+        return
+    assert layout.space == decision_space(layout.decisions)
+    choices = st.tuples(*(st.integers(0, count - 1) for count in layout.decisions))
+    one, other = data.draw(choices), data.draw(choices)
+    actions = [
+        spaces.flatten(space, layout.native(np.array(choice, np.float32))).tolist()
+        for choice in (one, other)
+    ]
+    assert (actions[0] == actions[1]) == (one == other)
+
+
 @given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4), bins=st.integers(7, 64))
 def test_a_policy_with_as_many_bins_as_values_reaches_every_decision(sizes, bins):
     layout = ActionLayout(spaces.MultiDiscrete(sizes), name="many")
@@ -199,8 +271,8 @@ def test_a_policy_with_as_many_bins_as_values_reaches_every_decision(sizes, bins
     ("name", "sentence"),
     [
         ("Pair", r"Sequence\(Discrete\(2\), stack=False\) at '1', which is not a vector"),
-        ("Speaks", "only Box, Discrete, MultiDiscrete and MultiBinary are supported"),
-        ("Composed", "wrap the environment so that it takes one of them"),
+        ("Speaks", r"Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these, are supp"),
+        ("Nothing", "which contain no number: there is nothing to decide"),
         ("Endless", "whole numbers with more than 4194304 values: give the space closer bounds"),
     ],
 )
