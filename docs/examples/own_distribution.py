@@ -1,7 +1,8 @@
 """An action distribution of your own; no file of siirl changes.
 
-    siirl train pipeline=grpo env=gymnasium env.id=Pendulum-v1 \
-        actor_rollout_ref.model.policy=own_distribution:make_policy
+    siirl train pipeline=ppo trainer=mujoco_control env=gymnasium env.id=Pendulum-v1 \
+        actor_rollout_ref.model.policy=own_distribution:make_policy \
+        actor_rollout_ref.model.options='{}'
 
 A Laplace distribution at each dimension of an action: its tails are heavier than a Gaussian's, so
 that far actions are tried more often.
@@ -64,16 +65,18 @@ class Laplace(ActionDistribution):
 
 
 class TwoLayers(Policy):
-    """Two layers from the state to the distribution of one action."""
+    """Two layers from the state to the distribution of one action; PPO's critic has such a layer
+    of its own.
+    """
 
     distribution = Laplace
+    feature_size = 64
 
     def __init__(self, *, inputs: int, coding: ContinuousActions) -> None:
         super().__init__()
         self.action_tokenizer, self.chunk_length = coding, 1
-        self.layers = nn.Sequential(
-            nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, coding.dimensions)
-        )
+        self.trunk = nn.Sequential(nn.Linear(inputs, self.feature_size), nn.Tanh())
+        self.head = nn.Linear(self.feature_size, coding.dimensions)
         self.log_scale = nn.Parameter(torch.full((coding.dimensions,), -1.0))
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
@@ -88,7 +91,21 @@ class TwoLayers(Policy):
         instruction_ids: torch.Tensor,
     ) -> Laplace:
         """One number for each dimension of the action."""
-        return Laplace(self.layers(proprioception), self.log_scale)
+        return Laplace(self.head(self.trunk(proprioception)), self.log_scale)
+
+    def features(
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """What a critic reads, [N, feature_size]."""
+        return self.trunk(proprioception)
+
+    def drop_head(self) -> None:
+        """A critic does not act."""
+        del self.head, self.log_scale
 
 
 def make_policy(spec: EnvSpec, path: str | None) -> TwoLayers:

@@ -44,7 +44,8 @@ class ActionDistribution(abc.ABC):
 
     @abc.abstractmethod
     def tempered(self, temperature: float) -> Self:
-        """The distribution with density proportional to p^(1 / temperature).
+        """The distribution with density proportional to p^(1 / temperature), of what is drawn:
+        a token, or the number before tanh.
 
         Raises:
             ConfigError: A temperature that the distribution cannot have.
@@ -188,7 +189,9 @@ class Categorical(ActionDistribution):
         """See `ActionDistribution.entropy`."""
         log_probs_NTV = self._log_probs_NTV()
         probabilities_NTV = log_probs_NTV.exp()
-        entropy_NT: torch.Tensor = -torch.xlogy(probabilities_NTV, probabilities_NTV).sum(-1)
+        # an excluded bin has no finite logarithm, and contributes neither value nor gradient
+        finite_NTV = log_probs_NTV.masked_fill(log_probs_NTV == -math.inf, 0.0)
+        entropy_NT: torch.Tensor = -(probabilities_NTV * finite_NTV).sum(-1)
         return entropy_NT
 
     def scores(self, choices: torch.Tensor) -> TokenScores:

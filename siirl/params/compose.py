@@ -22,6 +22,7 @@ from siirl.files.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.files.yaml_text import check_expansion
 from siirl.params.aliases import BOUNDS, CLIP_RATIO, Assignment
 from siirl.params.config_groups import OPTIONAL_GROUPS, PRIMARY, options
+from siirl.params.key_names import MODEL_OPTIONS, MODEL_POLICY
 from siirl.params.model_args import ActorArguments
 from siirl.params.user_settings import value_at
 
@@ -170,6 +171,18 @@ def name_of_graph(own_graph: str) -> str:
         else re.split(r"[.:/]", own_graph)[-1]
     )
     return re.sub(r"[^\w-]", "_", name)[:LONGEST_DERIVED_NAME]
+
+
+def keep_chosen_policy(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
+    """Let a model that the user chose keep its policy, with its options, beside a preset of
+    `trainer` that has another one.
+    """
+    for choice in chosen:
+        if choice.key == "model" and choice.value is not None:
+            own = load_option(choice.key, choice.value)
+            if OmegaConf.select(own, MODEL_POLICY) != OmegaConf.select(tree, MODEL_POLICY):
+                for key in (MODEL_POLICY, MODEL_OPTIONS):
+                    OmegaConf.update(tree, key, OmegaConf.select(own, key), merge=False)
 
 
 def choose_again(

@@ -38,6 +38,7 @@ from siirl.params.compose import (
     choices_of,
     choose_again,
     chooses_group,
+    keep_chosen_policy,
     name_of_graph,
     named_graph,
 )
@@ -166,6 +167,7 @@ def _parse(
     groups = options()
     chosen = [assignment for assignment in assignments if chooses_group(assignment, groups)]
     tree = _defaults(choices_of(chosen), own_graph=named_graph(assignments))
+    keep_chosen_policy(tree, chosen)
 
     keys = [assignment for assignment in assignments if not chooses_group(assignment, groups)]
     user_groups = _add_user_groups(tree, keys)

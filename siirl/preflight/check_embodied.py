@@ -1,5 +1,6 @@
 """Checks of the models of a job of VLA policies: policy, actions, video encoder, demonstrations."""
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
-from siirl.params.key_names import MODEL_POLICY
+from siirl.params.key_names import MODEL_OPTIONS, MODEL_POLICY
 from siirl.params.references import check_call, is_reference, load_reference
 from siirl.params.reward_args import RewardArguments
 from siirl.preflight.machine import total_memory_bytes
@@ -60,10 +61,10 @@ def check_policy(
     place = f"{MODEL_POLICY}={model.policy}"
     if own:
         make = load_reference(model.policy, place=MODEL_POLICY)
-        check_call(make, (spec, path), model.options, place=place, call="(spec, path, **options)")
+        _check_options_of(make, (spec, path), model.options, place=place)
         if large:
             return
-    place += f" actor_rollout_ref.model.options={as_text(model.options)}"
+    place += f" {MODEL_OPTIONS}={as_text(model.options)}"
     build = partial(
         build_policy,
         model.policy,
@@ -103,6 +104,20 @@ def check_policy(
         if not isinstance(error, ArithmeticError | RuntimeError | TypeError | ValueError):
             raise
         raise ConfigError(f"{place} does not fit env={config.env.name}: {error}") from error
+
+
+def _check_options_of(
+    make: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any], *, place: str
+) -> None:
+    try:
+        check_call(make, arguments, options, place=place, call="(spec, path, **options)")
+    except ConfigError as error:
+        if not options:
+            raise
+        raise ConfigError(
+            f"{error} The options are {as_text(options)}, perhaps of a trainer preset: "
+            f"{MODEL_OPTIONS}={{}} or your own replace them."
+        ) from error
 
 
 def _check_size(policy: nn.Module, spec: EnvSpec, *, place: str, env_name: str) -> None:

@@ -112,6 +112,17 @@ def test_a_categorical_in_bfloat16_is_scored_in_float32():
     assert Categorical(logits).log_prob(torch.tensor([[1]])).dtype == torch.float32
 
 
+def test_an_excluded_bin_adds_nothing_to_entropy_and_gradient():
+    logits = torch.tensor([[[0.3, -0.4, -torch.inf]]], requires_grad=True)
+    alone = torch.tensor([[[0.3, -0.4]]], requires_grad=True)
+    for each in (logits, alone):
+        Categorical(each).entropy().sum().backward()
+    assert Categorical(logits).entropy().item() == pytest.approx(
+        Categorical(alone).entropy().item()
+    )
+    assert logits.grad[0, 0].tolist() == pytest.approx([*alone.grad[0, 0].tolist(), 0.0])
+
+
 @pytest.mark.parametrize("distribution", gaussians(), ids=lambda it: type(it).__name__)
 def test_gradients_of_log_prob_and_entropy_are_those_of_finite_differences(distribution):
     kind, choices = type(distribution), torch.tensor([[0.1, 0.2, 0.9]])

@@ -12,7 +12,7 @@ from torch import nn
 
 from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, RunFailed
 from siirl.models import ActionTokenizer, Categorical, Gaussian
 
 
@@ -22,6 +22,7 @@ class TwoTokens(nn.Module):
     """
 
     chunk_length = 2
+    tokens_per_chunk = 2
     action_tokenizer = ActionTokenizer(bins=4, low=(-1.0,), high=(1.0,))
     distribution = Categorical
 
@@ -73,6 +74,31 @@ def test_a_policy_that_returns_another_class_than_it_names_is_refused():
         ConfigError, match=r"returned a Categorical, but .*distribution is Gaussian"
     ):
         ask(engine(policy), request("a", 0.0, [0.5, 0.5]))
+
+
+def test_a_distribution_of_another_number_of_tokens_is_refused():
+    policy = TwoTokens()
+    policy.tokens_per_chunk = 4
+    with pytest.raises(
+        ConfigError, match=r"forward returned a distribution of 2 tokens, but a chunk has 4: "
+    ):
+        ask(engine(policy), request("a", 0.0, [0.5, 0.5]))
+
+
+@pytest.mark.parametrize(
+    ("mean", "log_std", "what"),
+    [(float("nan"), 0.0, "values"), (float("inf"), 0.0, "values"), (0.0, -200.0, "log-probs")],
+)
+def test_actions_that_are_not_finite_are_refused_by_the_name_of_the_policy(mean, log_std, what):
+    class Growing(TwoTokens):
+        distribution = Gaussian
+
+        def forward(self, *, pixel_values, proprioception, instruction_ids):
+            shape = (len(proprioception), 2)
+            return Gaussian(torch.full(shape, mean) + self.bias, torch.full(shape, log_std))
+
+    with pytest.raises(RunFailed, match=rf"Growing acted with {what} that are not finite"):
+        ask(engine(Growing()), request("a", 0.0, [0.25, 0.5]))
 
 
 def test_log_probs_of_another_shape_are_refused():

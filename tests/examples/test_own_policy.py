@@ -16,7 +16,7 @@ from siirl.preflight.prepare import load_graph
 from siirl.train import main as train
 
 COMMAND = (
-    "pipeline=grpo", "env=gymnasium", "cluster=local", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=4",
+    "env=gymnasium", "cluster=local", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.ppo_epochs=1",
     "trainer.total_steps=2", "trainer.max_minutes=null", "trainer.val_episodes=0", "trainer.record_episodes=0",
 )  # fmt: skip
@@ -33,11 +33,22 @@ def problems(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("env.id=CartPole-v1", f"{POLICY}=own_policy:make_policy", f"{OPTIONS}={{width: 32}}"),
-        (*PENDULUM, f"{POLICY}=own_flow_policy:make_policy", f"{OPTIONS}={{steps: 4}}"),
-        (*PENDULUM, f"{POLICY}=own_distribution:make_policy"),
+        (
+            "pipeline=grpo",
+            "env.id=CartPole-v1",
+            f"{POLICY}=own_policy:make_policy",
+            f"{OPTIONS}={{width: 32}}",
+        ),
+        (
+            "pipeline=grpo",
+            *PENDULUM,
+            f"{POLICY}=own_flow_policy:make_policy",
+            f"{OPTIONS}={{steps: 4}}",
+        ),
+        ("pipeline=grpo", *PENDULUM, f"{POLICY}=own_distribution:make_policy"),
+        ("pipeline=ppo", *PENDULUM, f"{POLICY}=own_distribution:make_policy"),
     ],
-    ids=["tokens", "flow", "distribution"],
+    ids=["tokens", "flow", "distribution", "critic"],
 )
 def test_a_users_policy_is_trained(tmp_path, words):
     config = parse_config([*COMMAND, *words])
@@ -60,7 +71,7 @@ def test_the_weights_of_a_users_policy_are_evaluated_and_passed_to_its_function(
 ):
     monkeypatch.chdir(tmp_path)
     words = ("env.id=CartPole-v1", f"{POLICY}=own_policy:make_policy", f"{OPTIONS}={{width: 32}}")
-    assert train([*COMMAND, *words]) == 0
+    assert train([*COMMAND, "pipeline=grpo", *words]) == 0
     (manifest,) = tmp_path.glob("outputs/*/*/checkpoints/*/manifest.json")
     actor, run = manifest.parent / "actor", manifest.parents[2]
     few = ("trainer.val_episodes=2", "trainer.record_val_episodes=0", "cluster=local")
@@ -71,8 +82,8 @@ def test_the_weights_of_a_users_policy_are_evaluated_and_passed_to_its_function(
         for file in sorted(tmp_path.glob("outputs/evaluation/*/evaluation.json"))
     )
     assert of_run == of_folder
-    assert not problems(*COMMAND, *words, f"actor_rollout_ref.model.path={actor}")
-    (missing,) = problems(*COMMAND, *words, "actor_rollout_ref.model.path=nowhere")
+    assert not problems(*COMMAND, "pipeline=grpo", *words, f"actor_rollout_ref.model.path={actor}")
+    (missing,) = problems(*COMMAND, "pipeline=grpo", *words, "actor_rollout_ref.model.path=nowhere")
     assert "there is no nowhere; give what your function reads" in missing
     capsys.readouterr()
     assert export([str(run), "--output", "shared"]) == REFUSED

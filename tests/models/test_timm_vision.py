@@ -19,7 +19,7 @@ def timm():
     try:
         return load_timm()
     except ConfigError as error:
-        pytest.skip(f"no torchvision that loads with this torch: {error.__cause__}")
+        pytest.skip(f"timm, and a torchvision that loads with this torch: {error.__cause__}")
 
 
 @pytest.mark.parametrize(("name", "shape"), SMALL.items())

@@ -127,6 +127,22 @@ def test_perturbations_of_an_environment_that_has_none_are_refused(env: str, rem
         config.env.constructor_kwargs()
 
 
+@pytest.mark.parametrize("preset", ["mujoco_control", "atari_like"])
+@pytest.mark.parametrize("last", [True, False])
+def test_a_chosen_model_keeps_its_policy_beside_a_preset_with_another(
+    preset: str, last: bool
+) -> None:
+    words = [f"trainer={preset}", "model=tiny_flow_vla"]
+    model = parse_config(
+        ["env=gymnasium", *(words if last else words[::-1])]
+    ).actor_rollout_ref.model
+    assert (model.policy, model.options) == ("tiny_flow_vla", {})
+    alone = parse_config(["env=gymnasium", words[0]]).actor_rollout_ref.model
+    assert alone.policy == "control_policy"
+    key = parse_config(["env=gymnasium", *words, "actor_rollout_ref.model.policy=tiny_vla"])
+    assert key.actor_rollout_ref.model.policy == "tiny_vla"
+
+
 def test_a_strength_without_perturbations_is_refused() -> None:
     config = parse_config(["env=metaworld", "env.perturb_strength=0.5"])
     with pytest.raises(ConfigError, match=r"=0\.5 is read with env\.perturb, but it is null: name"):

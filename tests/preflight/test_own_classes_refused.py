@@ -124,7 +124,9 @@ def test_options_that_it_does_not_take_are_refused_and_others_pass(module, capsy
     name = module(GOOD_POLICY)
     words = [*GYM, f"{POLICY}={name}:Constant"]
     assert main([*words, "actor_rollout_ref.model.options={depth: 3}"]) == REFUSED
-    assert "got an unexpected keyword argument 'depth'" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "got an unexpected keyword argument 'depth'" in message
+    assert "options are {depth: 3}, perhaps of a trainer preset: " in message
     assert main([*words, "actor_rollout_ref.model.options={width: 2}"]) == 0
 
 

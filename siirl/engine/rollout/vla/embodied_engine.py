@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from siirl.algos.distributions import ActionDistribution, require_distribution, require_scores
 from siirl.engine.rollout.acting import ActRequest, ActResponse
 from siirl.engine.rollout.engine import EngineCounts
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, RunFailed
 from siirl.models.policy import Policy
 from siirl.occupation import OCCUPATION
 
@@ -168,6 +168,7 @@ class EmbodiedEngine:
             require_scores(distribution, log_prob=scored)
             values = distribution.values(chosen).cpu().numpy()
         choices, log_probs = chosen.cpu().numpy(), scored.cpu().numpy()
+        self._require_finite(values=values, log_probs=log_probs)
         self.counts.busy_s += time.perf_counter() - begin
         self.counts.calls += len(requests)
         self.counts.forward_passes += 1
@@ -186,7 +187,23 @@ class EmbodiedEngine:
                 f"is {expected.__name__}, by which settings were checked: name the class that "
                 "forward returns."
             )
+        if distribution.shape[1] != self.policy.tokens_per_chunk:
+            raise ConfigError(
+                f"{name}.forward returned a distribution of {distribution.shape[1]} tokens, but a "
+                f"chunk has {self.policy.tokens_per_chunk}: chunk_length="
+                f"{self.policy.chunk_length} times the dimensions of an action."
+            )
         return distribution
+
+    def _require_finite(self, **found: NDArray[Any]) -> None:
+        for what, numbers in found.items():
+            if not np.isfinite(numbers).all():
+                raise RunFailed(
+                    f"{type(self.policy).__name__} acted with {what.replace('_', '-')} that are "
+                    "not finite: its weights or its observations have grown too large, or its "
+                    "deviation is too small. Lower actor_rollout_ref.actor.optim.lr, standardise "
+                    "observations, or bound the deviation."
+                )
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.compute_dtype is None or self.whole_dtype is not None:
