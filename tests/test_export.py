@@ -111,7 +111,8 @@ def test_adapters_are_merged(kind: str, tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.equal(load_language_model(actor).causal_lm(IDS).logits, expected)
     assert export(run, "--output", tmp_path / "out") == 0
-    torch.testing.assert_close(logits(tmp_path / "out"), expected, atol=1e-5, rtol=1e-5)
+    # float32 rounds both ways differently: each was within 1e-5 of the logits in float64
+    torch.testing.assert_close(logits(tmp_path / "out"), expected, atol=3e-5, rtol=1e-5)
     assert not (tmp_path / "out" / "lora.json").exists()
 
 
