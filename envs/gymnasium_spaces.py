@@ -30,9 +30,8 @@ from envs.text import ModelText, shortened
 
 MAX_INSTRUCTION_CHARACTERS = 1 << 16
 MOST_VALUES = 1 << 22  # float32 represents the halves between this many whole numbers
-VECTORS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
-
-Decided = spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete
+Vector = spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete
+"""Spaces of numbers or decisions, of fixed size."""
 
 Path = tuple[str | int, ...]
 """Keys of `Dict` and positions in `Tuple` on the path to a leaf."""
@@ -61,7 +60,7 @@ class ObservationLayout:
                 self._images[path] = form
             elif _is_text(leaf):
                 self._texts.append(path)
-            elif isinstance(leaf, VECTORS):
+            elif isinstance(leaf, Vector):
                 self._vectors[path] = leaf
                 if may_be_meant_as_picture(leaf):
                     self.notice = (
@@ -158,6 +157,8 @@ class ActionLayout:
         parts = list(self._leaves.values())
         if not parts:
             raise ValueError(_nothing_to_decide(space, name=name))
+        sizes = [math.prod(part.space.shape) for part in parts]
+        self._ends = np.cumsum(sizes)[:-1]  # where the vector is cut into leaves
         if all(part.counts for part in parts):
             self.decisions = tuple(count for part in parts for count in part.counts)
         low, high = (
@@ -170,11 +171,10 @@ class ActionLayout:
         """The environment's own action for `action`, which is in `space`."""
         if isinstance(self._native, spaces.Discrete):
             return action + int(self._native.start)
-        sizes = [math.prod(part.space.shape) for part in self._leaves.values()]
-        values = np.split(action, np.cumsum(sizes)[:-1])
+        values = np.split(action, self._ends)
         leaves = {
-            path: part.native(found)
-            for (path, part), found in zip(self._leaves.items(), values, strict=True)
+            path: leaf.native(found)
+            for (path, leaf), found in zip(self._leaves.items(), values, strict=True)
         }
         return _composed(self._native, leaves)
 
@@ -200,7 +200,7 @@ class _Numbers:
 class _Decisions:
     """A leaf of decisions, each the nearest whole number."""
 
-    def __init__(self, native: Decided, *, name: str) -> None:
+    def __init__(self, native: Vector, *, name: str) -> None:
         self._first_A, counts_A = _decisions(native, name=name)
         self.counts = tuple(counts_A.tolist())
         self.space = decision_space(self.counts)
@@ -215,11 +215,11 @@ class _Decisions:
 
 
 def _action_leaf(space: spaces.Space[Any], path: Path, *, name: str) -> _Numbers | _Decisions:
-    if isinstance(space, VECTORS) and not spaces.flatdim(space):
+    if isinstance(space, Vector) and not spaces.flatdim(space):
         raise ValueError(_nothing_to_decide(space, name=name))
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
         return _Numbers(space)
-    if isinstance(space, VECTORS):
+    if isinstance(space, Vector):
         return _Decisions(space, name=name)
     raise ValueError(
         f"Gymnasium environment {name!r} has actions {space}{_at(path)}: only Box, Discrete, "
@@ -247,7 +247,7 @@ def _composed(space: spaces.Space[Any], leaves: Mapping[Path, Any], path: Path =
 
 
 def _flat(leaf: spaces.Space[Any], value: Any) -> NDArray[Any]:
-    """A member of a space of `VECTORS` as a vector; Gymnasium's own function checks nothing.
+    """A member of a space of `Vector` as a vector; Gymnasium's own function checks nothing.
 
     Raises:
         ValueError: The value is not a member. Numbers beyond the bounds of a Box are accepted,
@@ -295,7 +295,7 @@ def _at(path: Path) -> str:
     return f" at {'.'.join(map(str, path))!r}" if path else ""
 
 
-def _decisions(space: Decided, *, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _decisions(space: Vector, *, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """First value and number of values of each decision, int64 [A] each."""
     if isinstance(space, spaces.Discrete):
         return np.array([space.start], np.int64), np.array([space.n], np.int64)
