@@ -50,9 +50,9 @@ MUJOCO_NETWORKS = {
 """The zoo's for Hopper and HalfCheetah."""
 MUJOCO_OPTIONS = (
     "actor_rollout_ref.model.options="
-    "{normalize: true, width: 256, activation: relu, initial_log_std: -2}"
+    "{normalize: true, width: 256, activation: relu, initial_log_std: -2, orthogonal: false}"
 )
-"""The same for siirl, whose layers stay orthogonal."""
+"""The same for siirl."""
 TASKS = {
     "CartPole-v1": Task(
         steps=50_176,

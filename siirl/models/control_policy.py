@@ -2,12 +2,13 @@
 step.
 
 States go through two layers of 64 units (tanh by default), images through the convolutions of Mnih
-et al. 2015 (Nature 518, table 1 of the extended data). Weights are orthogonal, with a gain of
-sqrt(2) and of 0.01 in the head, so that the first actions are nearly uniform (Andrychowicz et al.
-2021, arXiv 2006.05990, section 3.2; also Stable-Baselines3 and CleanRL). Discrete actions are
-categorical, and so is each of several decisions (`MultiDiscrete`) that have few values. Continuous
-actions are Gaussian with a deviation that does not depend on the state, and so are decisions of
-many values, which are rounded.
+et al. 2015 (Nature 518, table 1 of the extended data). The first weights are orthogonal, with a
+gain of sqrt(2) and of 0.01 in the head, so that the first actions are nearly uniform (Andrychowicz
+et al. 2021, arXiv 2006.05990, section 3.2; also Stable-Baselines3 and CleanRL); with `orthogonal:
+false` they are PyTorch's (Stable-Baselines3's `ortho_init`). Discrete actions are categorical, and
+so is each of several decisions (`MultiDiscrete`) that have few values. Continuous actions are
+Gaussian with a deviation that does not depend on the state, and so are decisions of many values,
+which are rounded.
 
 With `normalize` states are standardised by the mean and deviation of all states so far and clipped
 at 10, as `VecNormalize` of Stable-Baselines3 does. The statistics change once per step, after its
@@ -63,6 +64,7 @@ class ControlConfig(TinyConfig):
     normalize: bool = False
     activation: str = "tanh"
     initial_log_std: float = 0.0
+    orthogonal: bool = True
     reads_instruction: bool = False
 
     @classmethod
@@ -75,6 +77,7 @@ class ControlConfig(TinyConfig):
         normalize: bool = False,
         activation: str = "tanh",
         initial_log_std: float = 0.0,
+        orthogonal: bool = True,
     ) -> ControlConfig:
         """The configuration that fits an environment's observations and actions.
 
@@ -85,6 +88,7 @@ class ControlConfig(TinyConfig):
             normalize: Whether states are standardised.
             activation: Activation of the layers of states, tanh or relu.
             initial_log_std: Logarithm of the first deviation of continuous actions.
+            orthogonal: Whether the first weights are orthogonal; otherwise PyTorch's default.
 
         Raises:
             ValueError: An observation space without images and without proprioception, an invalid
@@ -95,6 +99,7 @@ class ControlConfig(TinyConfig):
             "normalize": normalize,
             "activation": activation,
             "initial_log_std": initial_log_std,
+            "orthogonal": orthogonal,
         }
         _require_network(**network)
         if len(spec.tasks) > 1 and not spec.instruction_changes:
@@ -132,6 +137,7 @@ class ControlConfig(TinyConfig):
             # folders written before these were options
             "activation": values.get("activation", "tanh"),
             "initial_log_std": values.get("initial_log_std", 0.0),
+            "orthogonal": values.get("orthogonal", True),
             "reads_instruction": values.get("reads_instruction", False),
         }
         _require_network(**network)
@@ -158,9 +164,19 @@ def _coding(spec: EnvSpec) -> ActionTokenizer | ContinuousActions:
 
 
 def _require_network(
-    *, normalize: Any, activation: Any, initial_log_std: Any, reads_instruction: Any = False
+    *,
+    normalize: Any,
+    activation: Any,
+    initial_log_std: Any,
+    orthogonal: Any,
+    reads_instruction: Any = False,
 ) -> None:
-    for name, value in (("normalize", normalize), ("reads_instruction", reads_instruction)):
+    switches = {
+        "normalize": normalize,
+        "orthogonal": orthogonal,
+        "reads_instruction": reads_instruction,
+    }
+    for name, value in switches.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name}={value!r} must be true or false.")
     if activation not in ACTIVATIONS:
@@ -205,7 +221,8 @@ class ControlPolicy(TinyPolicy):
                 torch.full((self.tokens_per_chunk,), float(config.initial_log_std))
             )
         self.head = nn.Linear(self.feature_size, outputs)
-        _orthogonal(self.head, gain=HEAD_GAIN)
+        if config.orthogonal:
+            _orthogonal(self.head, gain=HEAD_GAIN)
 
     def build_backbone(self, config: TinyConfig) -> int:
         """See `TinyPolicy.build_backbone`."""
@@ -239,7 +256,7 @@ class ControlPolicy(TinyPolicy):
                 activation(),
             )
             features = config.width
-        for part in self.modules():
+        for part in self.modules() if config.orthogonal else ():
             if isinstance(part, nn.Linear | nn.Conv2d):
                 _orthogonal(part, gain=HIDDEN_GAIN)
         return features

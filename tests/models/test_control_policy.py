@@ -159,6 +159,15 @@ def test_the_first_deviation_and_the_activation_are_options():
     assert isinstance(made.states[1], torch.nn.ReLU)
 
 
+def test_without_orthogonal_the_first_weights_are_those_of_pytorch():
+    torch.manual_seed(0)
+    made = policy(orthogonal=False, width=8)
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(3, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)]
+    for own, layer in zip([made.states[0], made.states[2], made.head], layers, strict=True):
+        assert torch.equal(own.weight, layer.weight) and torch.equal(own.bias, layer.bias)
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -167,6 +176,7 @@ def test_the_first_deviation_and_the_activation_are_options():
         ({"initial_log_std": float("nan")}, "initial_log_std=nan must be a number"),
         ({"initial_log_std": True}, "initial_log_std=True must be a number"),
         ({"normalize": "yes"}, "normalize='yes' must be true or false"),
+        ({"orthogonal": 0}, "orthogonal=0 must be true or false"),
     ],
     ids=str,
 )
@@ -179,11 +189,11 @@ def test_a_folder_without_the_newer_options_has_their_defaults(tmp_path):
     save_policy(policy(), tmp_path)
     file = tmp_path / "config.json"
     description = json.loads(file.read_text())
-    for name in ("activation", "initial_log_std"):
+    for name in ("activation", "initial_log_std", "orthogonal"):
         del description["config"][name]
     file.write_text(json.dumps(description))
     config = make_control_policy(spec(CONTINUOUS), str(tmp_path), activation="relu").config
-    assert (config.activation, config.initial_log_std) == ("tanh", 0.0)
+    assert (config.activation, config.initial_log_std, config.orthogonal) == ("tanh", 0.0, True)
 
 
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4), seed=st.integers(0, 99))
