@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 PLACEHOLDER = "<image>"
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
@@ -99,7 +100,7 @@ class PictureSource:
         return data
 
     def open(self) -> Image.Image:
-        """The decoded picture in RGB, white behind transparent parts.
+        """The decoded picture in RGB, upright, with white behind transparent parts.
 
         Raises:
             ValueError: Not a picture of a known format, a damaged one, or one that is too large.
@@ -113,7 +114,7 @@ class PictureSource:
                         f"{self.name} has {width} x {height} pixels, more than {MAX_PIXELS}; "
                         "store a smaller one"
                     )
-                return _in_rgb(picture)
+                return _in_rgb(ImageOps.exif_transpose(picture))
         except UnidentifiedImageError as error:  # its text has a memory address
             raise ValueError(
                 f"{self.name} is not a readable picture; known formats: {', '.join(FORMATS)}"
@@ -181,6 +182,8 @@ def _from_base64(text: str) -> bytes:
 
 
 def _in_rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith("I"):  # grey of 16 bits, which Pillow would clip at 255
+        picture = Image.fromarray((np.asarray(picture) // 257).astype(np.uint8))
     if not picture.has_transparency_data:
         return picture.convert("RGB")
     opaque = Image.new("RGB", picture.size, "white")

@@ -18,6 +18,7 @@ from torch import nn
 from siirl.errors import CheckpointError, ConfigError, UnknownNameError
 from siirl.files.documents import is_count, read_object
 from siirl.models.weight_rows import Assembly, Rows
+from siirl.params.build import as_text
 from siirl.params.model_args import LoraArguments
 
 ADAPTER = "default"  # peft's name of the one adapter
@@ -245,6 +246,34 @@ def stored_adapters(folder: str | Path) -> LoraArguments | None:
             f"{file} does not describe LoRA adapters: target_modules={names!r} are not names."
         )
     return lora
+
+
+def check_resumed_adapters(folder: Path, lora: LoraArguments) -> None:
+    """Refuse to continue the checkpoint's model in `folder` with other adapters than its own.
+
+    Raises:
+        CheckpointError: Other adapters; with another alpha the weights would load.
+    """
+    own, its = _as_stored(lora), _as_stored(stored_adapters(folder) or LoraArguments())
+    for name, value in own.items():
+        if value != its[name]:
+            raise CheckpointError(
+                f"trainer.resume: this job has {PLACE}.{name}={as_text(value)}, but the weights in "
+                f"{folder} were made with {as_text(its[name])}: repeat the words of that run's "
+                "command."
+            )
+
+
+def _as_stored(lora: LoraArguments) -> dict[str, Any]:
+    """What decides the function of adapters; the rank alone if there are none."""
+    if lora.rank == 0:
+        return {"rank": 0}
+    names = lora.target_modules
+    return {
+        "rank": lora.rank,
+        "alpha": float(lora.alpha),
+        "target_modules": None if names is None else sorted(names),
+    }
 
 
 def name_without_adapters(name: str) -> str | None:

@@ -9,7 +9,7 @@ a bin, a number, or a chain of denoised numbers. Rollout, scorer and losses use 
 # N observation, T = K*A token of a chunk (K actions of A dimensions), D feature
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import nn
 from envs.base import EnvSpec
 from siirl.algos.distributions import ActionDistribution, Categorical
 from siirl.algos.ranks import Ranks
-from siirl.errors import ConfigError
+from siirl.errors import CheckpointError, ConfigError
 from siirl.models.action_tokenizer import ActionTokenizer, ContinuousActions
 from siirl.models.adapters import Adaptable, adapted_layers, add_adapters
 from siirl.params.model_args import LoraArguments
@@ -164,13 +164,23 @@ class Policy(Adaptable, abc.ABC):
             CheckpointError: An option with another value than the weights have.
         """
 
-    def check_resumed(self, folder: Path) -> None:
-        """Refuse to continue the checkpoint's policy in `folder` with other options than its own;
-        by default accept.
+    def check_resumed(self, folder: Path, *, changed: Collection[str]) -> None:
+        """Refuse to continue the checkpoint's policy in `folder` with other options than its own.
+
+        Args:
+            folder: The policy's folder in the checkpoint.
+            changed: Options whose words differ from those of the run that made the checkpoint. By
+                default they are refused; a policy that stores its options compares these instead.
 
         Raises:
             CheckpointError: This policy has another option than the stored weights.
         """
+        if changed:
+            raise CheckpointError(
+                f"trainer.resume: {', '.join(changed)} in actor_rollout_ref.model.options differ "
+                f"from those that the weights in {folder} were made with: repeat the words of that "
+                "run's command."
+            )
 
     @property
     def proprioception_layer(self) -> nn.Linear | None:

@@ -126,8 +126,6 @@ class TinyPolicy(Policy):
     """Name of the class in config.json and in `siirl.params.policies.POLICIES`."""
     config_class: ClassVar[type[Any]]
     """A `TinyConfig` with `for_env(spec, **options)` and `from_json(values)`."""
-    changeable: ClassVar[Collection[str]] = ()
-    """Options that may be changed for stored weights."""
 
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
@@ -207,7 +205,7 @@ class TinyPolicy(Policy):
                     "warm-start."
                 )
 
-    def check_resumed(self, folder: Path) -> None:
+    def check_resumed(self, folder: Path, *, changed: Collection[str]) -> None:
         """See `Policy.check_resumed`.
 
         A missing config.json is left to the check of the checkpoint's files.
@@ -225,7 +223,7 @@ class TinyPolicy(Policy):
                 f"{file} does not describe a policy of siirl: {error!r}."
             ) from error
         for each in inspect.signature(self.config_class.for_env).parameters.values():
-            if each.kind is not each.KEYWORD_ONLY or each.name in self.changeable:
+            if each.kind is not each.KEYWORD_ONLY:
                 continue
             own, there = self.config.option(each.name), stored.option(each.name)
             if own != there:

@@ -131,7 +131,6 @@ class TinyFlowVLA(TinyPolicy):
 
     name = TINY_FLOW_VLA
     config_class = TinyFlowVLAConfig
-    changeable = SAMPLING
     config: TinyFlowVLAConfig
     distribution: type[FlowDistribution]
 

@@ -1,6 +1,6 @@
 """Checks of the models of a job of VLA policies: policy, actions, video encoder, demonstrations."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,14 @@ def check_policy(
     with_critic: bool = False,
     with_adapters: bool = False,
     resumed: Path | None = None,
+    changed: Collection[str] = (),
 ) -> None:
     """Build the policy before any process starts, to refuse one that does not fit.
 
     Large weights are not loaded twice. For an OpenVLA, names and shapes are compared; for a user's
     policy with large weights, the reference is imported and its signature checked. `resumed`
-    is the policy's folder in the checkpoint that the job continues.
+    is the policy's folder in the checkpoint that the job continues, and `changed` are the options
+    that differ from those of its run.
 
     Raises:
         ConfigError: A policy that does not fit the environment, unknown options, or user code that
@@ -82,7 +84,7 @@ def check_policy(
         if path is not None:
             policy.check_options(spec, options=model.options, path=path)
         if resumed is not None:
-            policy.check_resumed(resumed)
+            policy.check_resumed(resumed, changed=changed)
         check_actions(policy.action_tokenizer, spec, place=place)
         _require_class(policy, place=place)
         policy.distribution.check_settings(

@@ -27,6 +27,7 @@ from siirl.execution.dag.job_graph import check_one_policy, skip_unused, sync_at
 from siirl.execution.dag.load import load_pipeline
 from siirl.execution.dag.resource_groups import check_group_names
 from siirl.execution.dag.task_loader import update_nodes
+from siirl.models.adapters import check_resumed_adapters
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import check_groups, config_of_group, group_configs, owners
 from siirl.params.algorithm_args import AlgorithmArguments
@@ -35,7 +36,7 @@ from siirl.params.critic_sizes import describe_critic
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.env_spec import describe_env
-from siirl.params.key_names import MODEL_POLICY
+from siirl.params.key_names import MODEL_OPTIONS, MODEL_POLICY
 from siirl.params.model_args import ActorArguments
 from siirl.params.training_args import TrainingArguments
 from siirl.params.user_settings import value_at
@@ -142,6 +143,8 @@ def check_models(
         ConfigError: A part that does not fit the environment.
         CheckpointError: Weights of another model.
     """
+    if resumed is not None:
+        check_resumed_adapters(resumed, config.actor_rollout_ref.model.lora)
     if is_text(spec):
         check_text(config, spec)
         return
@@ -151,6 +154,7 @@ def check_models(
         with_critic=with_critic,
         with_adapters=config.actor_rollout_ref.model.lora.rank > 0,
         resumed=resumed,
+        changed=() if resumed is None else _changed_options(config, resumed),
     )
     check_own_manager(config.reward)
     check_encoder(config.reward)
@@ -269,6 +273,18 @@ def _resumed_policy(resume: str | None, *, first: bool, group: int) -> Path | No
     if resume is None:
         return None
     return resolve_checkpoint(Path(resume)) / ("actor" if first else f"actor_{group}")
+
+
+def _changed_options(config: SiiRLArguments, resumed: Path) -> list[str]:
+    """Options of the policy that differ from those in the resumed run's configuration; empty if it
+    cannot be read, or for a job of several agents.
+    """
+    its = value_at(read_config(resumed.parents[2] / CONFIG_FILE), MODEL_OPTIONS)
+    if not isinstance(its, dict) or config.agents:
+        return []
+    own = config.actor_rollout_ref.model.options
+    names = its.keys() | own.keys()
+    return sorted(n for n in names if (n in its, its.get(n)) != (n in own, own.get(n)))
 
 
 def _unread_config(resume: str | None) -> Iterator[str]:

@@ -152,6 +152,20 @@ def test_a_picture_that_changes_during_a_run_stops_it(tmp_path):
         stream.draw(1)
 
 
+def test_grey_of_sixteen_bits_is_scaled():
+    stream = io.BytesIO()
+    Image.fromarray(np.array([[0, 20_000, 65_535]], np.uint16)).save(stream, "PNG")
+    picture = PictureSource(data=stream.getvalue()).open()
+    assert np.asarray(picture)[0].tolist() == [[0] * 3, [77] * 3, [255] * 3]
+
+
+def test_a_photo_is_turned_upright_as_its_orientation_tag_says():
+    photo, stream = Image.new("RGB", (8, 4)), io.BytesIO()
+    photo.getexif()[0x0112] = 6  # the camera was turned by a quarter
+    photo.save(stream, "JPEG", exif=photo.getexif())
+    assert PictureSource(data=stream.getvalue()).open().size == (4, 8)
+
+
 def test_white_is_behind_transparent_parts():
     stream = io.BytesIO()
     Image.new("RGBA", (4, 4), (255, 0, 0, 0)).save(stream, "PNG")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_training import largest_difference, make_actor, make_engine, trajectories
 
+from siirl.algos.log_probs import TokenScores
 from siirl.algos.policy_losses import (
     LOSS_TRAITS,
     POLICY_LOSSES,
@@ -319,3 +320,12 @@ def test_the_batch_is_left_without_the_column_of_the_selection():
     before = set(batch.keys())
     make_actor(make_engine(), loss="kl_cov").update(batch)
     assert set(batch.keys()) == before
+
+
+def test_an_entropy_that_is_not_finite_is_named():
+    rows = trajectories(2)
+    log_probs_BT = torch.zeros(rows["response_mask"].shape)
+    scores = TokenScores(log_probs_BT, torch.full_like(log_probs_BT, math.nan))
+    loss = resolved("pipeline=grpo", f"{ACTOR}.entropy_coef=0.01")
+    with pytest.raises(TensorError, match="entropy is nan"):
+        loss.of_micro_batch(scores, rows, old_column=None, gap=False, version=None)

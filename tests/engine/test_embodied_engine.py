@@ -117,6 +117,21 @@ def test_log_probs_of_another_shape_are_refused():
         ask(engine(Policy()), request("a", 0.0, [0.5, 0.5]))
 
 
+def test_a_tempered_distribution_that_is_none_is_refused_without_a_traceback(caplog):
+    @dataclass(eq=False)
+    class Forgetful(Categorical):
+        def tempered(self, temperature):
+            pass
+
+    class Policy(TwoTokens):
+        def forward(self, **inputs):
+            return Forgetful(super().forward(**inputs).logits)
+
+    with pytest.raises(ConfigError, match=r"Forgetful\.tempered returned a NoneType"):
+        ask(engine(Policy()), request("a", 0.0, [0.5, 0.5]))
+    assert not caplog.records  # asyncio logs an exception that nobody awaits
+
+
 def test_a_batch_is_cut_at_its_largest_size():
     policy = TwoTokens()
     ask(engine(policy, batch_rows=2), *(request(str(i), 0.0, [0.5, 0.5]) for i in range(5)))

@@ -41,7 +41,7 @@ def line_engine(**options):
 
     settings = {"lr": 0.1, "scheduler": "constant", "weight_decay": 0.0, **options.pop("optim", {})}
     return TrainEngine(
-        module=Line(),
+        module=options.pop("module", None) or Line(),
         scorer=scorer,
         ranks=OneProcess(),
         optim=OptimizerArguments(**settings),
@@ -216,6 +216,27 @@ def test_saved_and_loaded_engines_continue_alike(tmp_path):
         torch.equal(a, b)
         for a, b in zip(weights(one).values(), weights(other).values(), strict=True)
     )
+
+
+class LineWithUnused(Line):
+    """A second weight that no output depends on, as an auxiliary head."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(2))
+
+
+def test_a_weight_that_no_gradient_reaches_is_named_and_its_engine_can_be_saved(tmp_path, caplog):
+    one, other = line_engine(module=LineWithUnused()), line_engine(module=LineWithUnused())
+    step(one, 1.0)
+    assert "No gradient reaches unused, so training does not change it." in caplog.text
+    one.save(tmp_path)
+    other.load(tmp_path)
+    assert other.optimizer.state[other.module.unused]["step"] == 0
+    assert [step(engine, 2.0).grad_norm for engine in (one, other)] == [2.0, 2.0]
+    assert torch.equal(one.module.w, other.module.w)
+    assert torch.equal(other.module.unused, torch.ones(2))
+    assert len(caplog.records) == 1
 
 
 def test_an_engine_before_its_first_step_has_no_moments(tmp_path):

@@ -4,6 +4,7 @@ leaves nothing behind.
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 
 from envs.registry import env_spec
 from siirl.dag_worker.manifest import FORMAT, fingerprint
+from siirl.models.adapters import Adaptable
 from siirl.models.policy_loader import build_policy, save_policy
+from siirl.params.model_args import LoraArguments
 from siirl.terminal.exit_status import REFUSED
 from siirl.train import main
 
+EXAMPLES = str(Path(__file__).parents[2] / "docs" / "examples")
 NO_TORCH = """
 import sys
 from siirl.train import main
@@ -255,6 +259,46 @@ def test_a_run_of_other_options_is_refused_and_not_started(
     assert main(["--plan", *GYM, resume]) == REFUSED
     assert "were made with width=8: repeat the words of that" in capsys.readouterr().err
     assert main(["--plan", *GYM, resume, "actor_rollout_ref.model.options={width: 8}"]) == 0
+
+
+def test_an_own_policy_does_not_continue_with_other_options(
+    three_steps: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    (three_steps / "config.yaml").write_text("actor_rollout_ref: {model: {options: {width: 8}}}")
+    own = "actor_rollout_ref.model.policy=own_policy:make_policy"
+    words = ["--plan", *GYM, own, f"trainer.resume={three_steps}"]
+    options = "actor_rollout_ref.model.options"
+    assert main([*words, f"{options}={{width: 16}}"]) == REFUSED
+    assert f"trainer.resume: width in {options} differ" in capsys.readouterr().err
+    assert main([*words, f"{options}={{width: 8}}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("stored", "own", "told"),
+    [
+        ({"rank": 4}, ("rank=4", "alpha=512"), "lora.alpha=512.0, but .* made with 32.0"),
+        ({"rank": 4}, (), "lora.rank=0, but .* made with 4"),
+        ({}, ("rank=4",), "lora.rank=4, but .* made with 0"),
+        ({"rank": 4}, ("rank=4", "target_modules=[head]"), r"target_modules=\[head\], .* null"),
+    ],
+    ids=str,
+)
+def test_a_run_does_not_continue_with_other_adapters(
+    three_steps: Path,
+    capsys: pytest.CaptureFixture[str],
+    stored: dict[str, int],
+    own: tuple[str, ...],
+    told: str,
+) -> None:
+    """With another alpha the weights have the same shapes and would load."""
+    adapted = Adaptable()
+    adapted.lora = LoraArguments(**stored) if stored else None
+    actor = three_steps / "checkpoints" / "step_00000003" / "actor"
+    adapted.describe_adapters(actor)
+    words = [f"actor_rollout_ref.model.lora.{word}" for word in own]
+    assert main(["--plan", *GYM, f"trainer.resume={three_steps}", *words]) == REFUSED
+    assert re.search(told, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

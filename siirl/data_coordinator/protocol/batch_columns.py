@@ -60,9 +60,10 @@ class Column:
         if self.dtype is None or array.dtype in (self.dtype, self.or_dtype):
             return array
         if not np.can_cast(array.dtype, self.dtype, casting="same_kind"):
+            kinds = [np.dtype(each).name for each in (self.dtype, self.or_dtype) if each]
             raise ConfigError(
-                f"Column {name!r} ({self.axes}: {self.meaning}) is {np.dtype(self.dtype).name}, "
-                f"but got {array.dtype.name}."
+                f"Column {name!r} ({self.axes}: {self.meaning}) is {' or '.join(kinds)}, but got "
+                f"{array.dtype.name}."
             )
         return array.astype(self.dtype)
 

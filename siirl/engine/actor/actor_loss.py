@@ -224,6 +224,8 @@ class ActorLoss:
         log_ratio_BT = log_ratio(
             log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT
         )
+        if self.config.entropy_coef != 0:
+            require_finite(mask=kept_BT, entropy=scores.entropy_BT.detach())
         available = self._arguments(rows, log_probs_BT, old_BT, kept_BT)
         result = policy_loss(name=self.name, available=available)
         tokens_BT = {"entropy": scores.entropy_BT, **result.metrics_BT}

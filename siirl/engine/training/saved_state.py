@@ -77,10 +77,19 @@ def state_tensors(
     state = {} if optimizer is None else optimizer.state
     tensors = {f"{MODEL}{name}": tensor for name, tensor in saved_weights(module).items()}
     tensors[PROGRESS] = torch.tensor([steps, int(bool(state))])
-    if state:
+    if optimizer is not None and state:
         for name, weight in trained_parameters(module):
-            tensors |= {f"{kind}/{name}": state[weight][kind] for kind in (*MOMENTS, "step")}
+            # AdamW keeps nothing for a weight that no gradient has reached
+            of_weight = state[weight] if weight in state else no_steps(weight, optimizer)
+            tensors |= {f"{kind}/{name}": of_weight[kind] for kind in (*MOMENTS, "step")}
     return tensors
+
+
+def no_steps(weight: nn.Parameter, optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
+    """AdamW's state of a weight before its first step: both moments, and the number of steps."""
+    fused = optimizer.defaults["fused"]  # the fused kernel reads the number of steps
+    moments = {kind: torch.zeros_like(weight).detach() for kind in MOMENTS}
+    return {**moments, "step": torch.zeros((), device=weight.device if fused else None)}
 
 
 class HeldWeights:
@@ -247,26 +256,20 @@ def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW | N
     source.require(PROGRESS, {PROGRESS: progress.shape})
     source.read_into({PROGRESS: progress})
     steps, has_moments = progress.tolist()
+    states = {
+        name: no_steps(weight, optimizer)
+        for name, weight in (trained_parameters(module) if has_moments else ())
+    }
     moments: dict[str, torch.Tensor] = {}
-    if has_moments:
-        trained = dict(trained_parameters(module))
-        fused = optimizer.defaults["fused"]  # the fused kernel reads the counts
-        for kind in MOMENTS:
-            names = {f"{kind}/{name}": weight for name, weight in trained.items()}
-            source.require(f"{kind}/", {name: weight.shape for name, weight in names.items()})
-            moments |= {name: torch.zeros_like(weight) for name, weight in names.items()}
-        counts = {
-            f"step/{name}": torch.zeros((), device=weight.device if fused else None)
-            for name, weight in trained.items()
-        }
-        source.require("step/", {name: count.shape for name, count in counts.items()})
-        moments |= counts
+    for kind in (*MOMENTS, "step") if has_moments else ():
+        of_kind = {f"{kind}/{name}": state[kind] for name, state in states.items()}
+        source.require(f"{kind}/", {name: tensor.shape for name, tensor in of_kind.items()})
+        moments |= of_kind
     source.read_into(weights | moments)
     optimizer.state.clear()
-    for name, weight in trained_parameters(module) if has_moments else ():
-        optimizer.state[weight] = {
-            kind: moments[f"{kind}/{name}"].detach() for kind in (*MOMENTS, "step")
-        }
+    for name, weight in trained_parameters(module):
+        if name in states:
+            optimizer.state[weight] = states[name]
     return steps
 
 

@@ -12,6 +12,7 @@ after `SKIPS_IN_A_ROW` of them.
 
 # B row of this rank's batch
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +58,9 @@ from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorErr
 from siirl.models.weight_rows import full_tensor
 from siirl.params import OptimizerArguments
 
+logger = logging.getLogger(__name__)
+
+NAMED = 5  # weights in a message
 # A single overflow of the gradient can happen; three in a row mean a broken model.
 SKIPS_IN_A_ROW = 3
 
@@ -261,6 +265,8 @@ class TrainEngine(ScoringEngine[Scores]):
         if batch_loss.weight == 0:
             return TrainStep(batch=batch_loss, applied=False, grad_norm=0.0, learning_rate=rate)
         gradients = [weight.grad for weight in self._trained if weight.grad is not None]
+        if self.steps == 0 and len(gradients) < len(self._trained) and self.ranks.rank == 0:
+            self._name_unreached()
         norm = float(full_tensor(get_total_norm(gradients)))
         finite = math.isfinite(norm)
         self._count_skip(finite)
@@ -273,6 +279,15 @@ class TrainEngine(ScoringEngine[Scores]):
             self.steps += 1
         self._forget_gradient()
         return TrainStep(batch=batch_loss, applied=finite, grad_norm=norm, learning_rate=rate)
+
+    def _name_unreached(self) -> None:
+        names = [name for name, weight in trained_parameters(self.module) if weight.grad is None]
+        logger.warning(
+            "No gradient reaches %s, so training does not change %s. If that is intended, freeze "
+            "with requires_grad_(False); otherwise check that the loss depends on it.",
+            ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if names[NAMED:] else ""),
+            "them" if len(names) > 1 else "it",
+        )
 
     def _forget_gradient(self) -> None:
         for weight in self._trained:

@@ -133,11 +133,13 @@ class EmbodiedEngine:
             try:
                 responses = self._forward([request for request, _ in part])
             except Exception as error:
-                # waiting episodes must get the error, or they would wait forever
-                for _, future in batch[start:]:
-                    if not future.done():
-                        future.set_exception(error)
-                raise
+                # a waiting episode gets the error, and would wait forever otherwise
+                waiting = [future for _, future in batch[start:] if not future.done()]
+                for future in waiting:
+                    future.set_exception(error)
+                if not waiting:
+                    raise
+                return
             for (_, future), response in zip(part, responses, strict=True):
                 if not future.done():
                     future.set_result(response)
@@ -163,7 +165,7 @@ class EmbodiedEngine:
                 proprioception=proprioception_NP,
                 instruction_ids=self._tensor([row.instruction_ids for row in rows]),
             )
-            distribution = self._distribution(output).tempered(self.temperature)
+            distribution = self._tempered(self._distribution(output))
             chosen, scored = self._choose(distribution, [row.uniforms for row in rows])
             require_scores(distribution, log_prob=scored)
             values = distribution.values(chosen).cpu().numpy()
@@ -194,6 +196,15 @@ class EmbodiedEngine:
                 f"{self.policy.chunk_length} times the dimensions of an action."
             )
         return distribution
+
+    def _tempered(self, distribution: ActionDistribution) -> ActionDistribution:
+        tempered: Any = distribution.tempered(self.temperature)  # a user's method
+        if not isinstance(tempered, type(distribution)):
+            raise ConfigError(
+                f"{type(distribution).__name__}.tempered returned a {type(tempered).__name__}: it "
+                "must return a distribution of its own class."
+            )
+        return tempered
 
     def _require_finite(self, **found: NDArray[Any]) -> None:
         for what, numbers in found.items():
