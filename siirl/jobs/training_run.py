@@ -51,7 +51,7 @@ from siirl.reporting.console import (
     interval_table,
     tasks_below_others,
 )
-from siirl.reporting.earlier_rows import earlier_rows
+from siirl.reporting.earlier_rows import comparable_rows, other_episodes
 from siirl.reporting.graph_drawing import write_graph
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
 from siirl.reporting.metrics import Reduced
@@ -120,11 +120,12 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         writers.finish(evaluated)
     if ended:
         raise Interrupted(STOP.number or signal.SIGTERM)
-    earlier = earlier_rows(run_folder, before=first_step(config.trainer))
+    earlier, changed = comparable_rows(run_folder, before=first_step(config.trainer))
     show_summary(
         run_folder,
         report=report.file,
         evaluated=[*filter(_is_evaluation, earlier), *evaluated],
+        changed=changed,
         limit=limit_line(config.trainer, step=step, files=bool(config.data.train_files)),
     )
 
@@ -292,10 +293,20 @@ def _exchange_for(edges: Mapping[int, Edge]) -> Callable[[], "ExchangeLine"]:
 
 
 def show_summary(
-    run_folder: Path, *, report: Path, evaluated: Sequence[Mapping[str, Any]], limit: str = ""
+    run_folder: Path,
+    *,
+    report: Path,
+    evaluated: Sequence[Mapping[str, Any]],
+    changed: Sequence[str] = (),
+    limit: str = "",
 ) -> None:
-    """Print first and last evaluation on the same held-out episodes, `limit`, and output paths."""
+    """Print first and last evaluation on the same held-out episodes, `limit`, and output paths.
+
+    `changed` are the keys by which a resumed run was evaluated on other episodes.
+    """
     console = CommandConsole()
+    if changed:
+        console.print(Text(other_episodes(changed)))
     if len(evaluated) > 1:
         ends = {"before": evaluated[0], "after": evaluated[-1]}
         columns = {when: evaluations(metrics) for when, metrics in ends.items()}

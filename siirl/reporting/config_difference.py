@@ -17,6 +17,8 @@ from siirl.params.schema import Key, keys_of
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.user_settings import UserSettings
 
+NO_VALUE = "-"  # of a key that a run does not have
+
 
 class Difference(NamedTuple):
     """A key with its value, default, help text, and the place where the user set it."""
@@ -57,13 +59,15 @@ def _difference(place: str, value: Any, key: Key | None, given: UserSettings) ->
 
 
 def between(config_files: Mapping[str, Path]) -> list[tuple[str, Sequence[str]]]:
-    """Keys that differ between runs (config.yaml by name), with the value of each run."""
+    """Keys that differ between runs (config.yaml by name), with the value of each run, or
+    `NO_VALUE`.
+    """
     defaults = {key.place: key for key in keys_of(SiiRLArguments)}
     flattened = [dict(flat(read_config(file), defaults)) for file in config_files.values()]
     places = dict.fromkeys(place for values in flattened for place in values)
     rows: list[tuple[str, Sequence[str]]] = []
     for place in places:
-        shown = [as_text(values[place]) if place in values else "-" for values in flattened]
+        shown = [as_text(values[place]) if place in values else NO_VALUE for values in flattened]
         if len(set(shown)) > 1:
             rows.append((place, shown))
     return rows

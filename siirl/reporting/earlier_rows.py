@@ -4,16 +4,26 @@ before training.
 Left out: earlier videos and rollouts, which stay in the folders of their runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from siirl.reporting.config_difference import read_config
+from siirl.reporting.config_difference import NO_VALUE, between, read_config
 from siirl.reporting.jsonl import read_rows
 from siirl.reporting.metric_writers import METRICS_FILE
 from siirl.reporting.run_folder import CONFIG_FILE
 
 CHECKPOINTS = "checkpoints"
+EVALUATION = (
+    "data.val_files",
+    "data.heldout_share",
+    "trainer.val_episodes",
+    "trainer.val_seed_offset",
+    "trainer.val_samples",
+)
+"""Keys that choose the episodes of an evaluation, besides those of `env`."""
+SERVING = ("num_servers", "envs_per_server", "deadline_s", "max_replays", "max_failed_share")
+"""Keys of `env` that change no episode."""
 
 
 def earlier_rows(run: Path, *, before: int) -> list[dict[str, Any]]:
@@ -28,16 +38,53 @@ def earlier_rows(run: Path, *, before: int) -> list[dict[str, Any]]:
     Raises:
         ValueError: A damaged line in an earlier run's metrics.jsonl.
     """
+    return [row for _, found in reversed([*_earlier_runs(run, before)]) for row in found]
+
+
+def comparable_rows(run: Path, *, before: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """`earlier_rows` of the runs that were evaluated on the same episodes as `run`.
+
+    Returns:
+        The rows, and the keys that differ in the newest run that was evaluated on others; none if
+        there is no such run.
+    """
     rows: list[dict[str, Any]] = []
+    for earlier, found in _earlier_runs(run, before):
+        files = {"run": run / CONFIG_FILE, "earlier": earlier / CONFIG_FILE}
+        changed = sorted(
+            key
+            for key, values in between(files)
+            if _chooses_episodes(key) and NO_VALUE not in values
+        )
+        if found and changed:
+            return rows, changed
+        rows = found + rows
+    return rows, []
+
+
+def other_episodes(changed: Sequence[str]) -> str:
+    """Sentence for readers of a run whose `comparable_rows` end at `changed` keys."""
+    return (
+        "The run that was resumed was evaluated on other episodes (changed: "
+        f"{', '.join(changed)}), so its evaluations are not compared with these."
+    )
+
+
+def _chooses_episodes(key: str) -> bool:
+    group, _, name = key.partition(".")
+    return key in EVALUATION or (group == "env" and name not in SERVING)
+
+
+def _earlier_runs(run: Path, before: int) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    """The runs that `run` continues, newest first, and their rows of the steps below `before`."""
     seen = {run.resolve()}
     earlier = _resumed(run)
     while earlier is not None and earlier.resolve() not in seen:
         seen.add(earlier.resolve())
         found = [row for row in read_rows(earlier / METRICS_FILE) if _is_below(row, before)]
-        rows = found + rows
+        yield earlier, found
         before = min((row["step"] for row in found), default=before)
         earlier = _resumed(earlier)
-    return rows
 
 
 def _is_below(row: Mapping[str, Any], step: int) -> bool:

@@ -30,7 +30,7 @@ from siirl.reporting.charts import (
 )
 from siirl.reporting.config_difference import from_defaults
 from siirl.reporting.console import tasks_below_others
-from siirl.reporting.earlier_rows import earlier_rows
+from siirl.reporting.earlier_rows import comparable_rows, earlier_rows, other_episodes
 from siirl.reporting.embedded_videos import MOST_BYTES, embedded_videos
 from siirl.reporting.graph_drawing import draw_graph, read_graph
 from siirl.reporting.jsonl import read_rows
@@ -98,6 +98,8 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
     """
     rows = read_run(folder)
     whole = with_earlier(rows, folder)
+    earlier, changed = comparable_rows(folder, before=rows[0]["step"])
+    compared = [*map(_numbers, earlier), *rows]
     index = read_video_index(folder / VIDEOS_FOLDER)
     videos, sources = _videos(folder, index.rows, embed=live_s is None)
     given = read_given(folder)
@@ -105,8 +107,8 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
     kind = "train" if steps_of(rollouts, kind="train") else "val"
     steps = steps_of(rollouts, kind=kind)
     contents = {
-        "success": _tables(whole, evaluations),
-        "rewards": _tables(whole, mean_scores),
+        "success": _tables(compared, evaluations),
+        "rewards": _tables(compared, mean_scores),
         **videos,
         "answer_pairs": pairs(_evaluated(folder), most=_PAIRS_SHOWN),
         "curves": [draw(chart) for chart in run_charts(whole)],
@@ -132,8 +134,12 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
         written=datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
         length=_length(rows),
         notices=list(dict.fromkeys(row["notice"] for row in rows if "notice" in row)),
-        warnings=[*_warnings(folder), *_tasks_below_others(rows)],
-        key_figures=list(_key_figures(whole)),
+        warnings=[
+            *_warnings(folder),
+            *([other_episodes(changed)] if changed else []),
+            *_tasks_below_others(rows),
+        ],
+        key_figures=list(_key_figures(compared)),
         sections=_sections(contents),
         damaged_videos=index.damaged,
         most_embedded_mb=round(MOST_BYTES / 1e6),
@@ -166,7 +172,7 @@ def with_earlier(rows: Sequence[Row], folder: Path) -> list[Row]:
     Raises:
         ValueError: A damaged line of an earlier run.
     """
-    earlier = earlier_rows(folder, before=min(row["step"] for row in rows))
+    earlier = earlier_rows(folder, before=rows[0]["step"])
     return [*map(_numbers, earlier), *rows]
 
 

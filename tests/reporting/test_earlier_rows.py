@@ -6,15 +6,22 @@ from pathlib import Path
 import pytest
 
 from siirl.report import main
-from siirl.reporting.earlier_rows import earlier_rows
+from siirl.reporting.earlier_rows import comparable_rows, earlier_rows
 from siirl.reporting.report_page import write_report
 
 
-def write_run(folder: Path, steps: dict[int, int], *, resumed: Path | None = None) -> Path:
+def write_run(
+    folder: Path,
+    steps: dict[int, int],
+    *,
+    resumed: Path | None = None,
+    env: dict | None = None,
+    **trainer: object,
+) -> Path:
     """A run with successes of ten held-out episodes by step."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(
-        json.dumps({"trainer": {"resume": resumed and str(resumed)}})
+        json.dumps({"trainer": {"resume": resumed and str(resumed), **trainer}, "env": env or {}})
     )
     rows = [
         {"step": step, "val/all/successes": float(found), "val/all/episodes": 10.0}
@@ -42,6 +49,47 @@ def test_a_run_that_resumed_a_resumed_run_begins_with_the_first(tmp_path: Path) 
         tmp_path / "a" / "3", {4: 8}, resumed=second / "checkpoints" / "step_00000003"
     )
     assert steps_of(earlier_rows(third, before=4)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("env", "trainer", "changed"),
+    [
+        ({"perturb": None}, {}, ["env.perturb"]),
+        ({"max_episode_steps": 50}, {}, ["env.max_episode_steps"]),
+        ({"tasks": ["door-open"]}, {"val_episodes": 4}, ["env.tasks", "trainer.val_episodes"]),
+        ({"num_servers": 4}, {"total_steps": 9}, []),
+        ({"named": "newer"}, {}, []),
+    ],
+    ids=str,
+)
+def test_evaluations_of_other_episodes_are_not_compared(
+    tmp_path: Path, env: dict, trainer: dict, changed: list[str]
+) -> None:
+    own = {"perturb": ["texture"], "max_episode_steps": 9, "tasks": ["drawer-open"]}
+    first = write_run(tmp_path / "a" / "1", {0: 2, 1: 3}, env=own, val_episodes=2, total_steps=1)
+    second = write_run(
+        tmp_path / "a" / "2", {2: 3}, resumed=first, env=own, val_episodes=2, total_steps=2
+    )
+    third = write_run(
+        tmp_path / "a" / "3",
+        {3: 9},
+        resumed=second,
+        env={**own, "num_servers": 2, **env},
+        **{"val_episodes": 2, "total_steps": 3, **trainer},
+    )
+    rows, found = comparable_rows(third, before=3)
+    assert (steps_of(rows), found) == ([] if changed else [0, 1, 2], changed)
+    page = write_report(third).read_text()
+    assert (changed == []) == ("evaluated on other episodes" not in page)
+    assert ("20.0 → 90.0 %" in page) == (changed == [])
+
+
+def test_only_the_runs_since_the_last_change_are_compared(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a" / "1", {0: 2}, env={"perturb": ["texture"]})
+    second = write_run(tmp_path / "a" / "2", {1: 3}, resumed=first, env={"perturb": None})
+    third = write_run(tmp_path / "a" / "3", {2: 9}, resumed=second, env={"perturb": None})
+    rows, changed = comparable_rows(third, before=2)
+    assert (steps_of(rows), changed) == ([1], ["env.perturb"])
 
 
 @pytest.mark.parametrize("resumed", [None, Path("gone"), Path("gone/checkpoints/step_00000001")])
