@@ -3,10 +3,11 @@
     env.perturb=[camera,light] env.perturb_strength=0.5
 
 A perturbed episode differs from the standard episode of its seed only in the listed factors. Each
-factor draws from its own generator, seeded by the episode's seed and task. So a factor gives the
-same change alone and with others, the rollouts of a group share it, and tasks have different ones.
-`strength` scales ranges; 1 is the range given here. Of `distractors` it scales the largest number,
-and `instruction` has none.
+factor draws from its own generator, seeded by the episode's seed and task. So the rollouts of a
+group share its draws, tasks have different ones, and a factor gives the same change alone and with
+others. One exception: distractors take the first of their drawn places that are free, which depends
+on where `object_pose` has moved the objects. `strength` scales ranges; 1 is the range
+given here. Of `distractors` it scales the largest number, and `instruction` has none.
 
 At strength 1:
 
@@ -17,7 +18,7 @@ At strength 1:
   up to 45° (our ranges, as are all below);
 - `texture`: surfaces larger than 40 cm (table, floor, walls) get one random colour each;
 - `object_pose`: movable objects are displaced by up to 3 cm in x and y;
-- `instruction`: the sentence gets other verbs and another frame;
+- `instruction`: the sentence gets other verbs (`envs.rewording`) and another frame;
 - `distractors`: one to four coloured solids lie in free places of the table; the arm passes
   through them.
 
@@ -29,10 +30,9 @@ other factors. Here they are generated, so scores are not comparable with theirs
 Left out: sensor noise and the robot's initial pose, which LIBERO-Plus has.
 """
 
-import re
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,10 @@ class Perturbation:
             return None
         task = zlib.crc32(self.task.encode())  # the same in every process
         return np.random.default_rng((FACTORS.index(factor), self.seed, task))
+
+    def only(self, factor: str) -> "Perturbation":
+        """The same draws of `factor`, without the others."""
+        return replace(self, factors=self.factors & {factor})
 
     def displacement(self) -> NDArray[np.float64]:
         """Displacement of objects in x and y [2], in metres."""
@@ -113,49 +117,3 @@ def checked_strength(strength: float) -> float:
     if not 0 < strength <= 1:
         raise ValueError(f"perturb_strength must lie in (0, 1], got {strength}.")
     return strength
-
-
-# Instructions are short imperative sentences of the benchmarks; longer phrases come first.
-SYNONYMS = {
-    "pick up": ("grab", "take", "lift up"),
-    "put": ("place", "set"),
-    "place": ("put", "set"),
-    "push": ("shove", "slide"),
-    "pull": ("draw", "drag"),
-    "open": ("pull open", "unclose"),
-    "close": ("shut",),
-    "turn on": ("switch on", "start"),
-    "press": ("push down", "hit"),
-    "stack": ("pile",),
-    "move": ("bring",),
-    "reach": ("go to",),
-}
-FRAMES = (
-    "please {}",
-    "could you {}",
-    "your task is to {}",
-    "now {}",
-    "{} , please",
-    "i want you to {}",
-)
-_VERBS = re.compile(rf"\b({'|'.join(SYNONYMS)})\b", re.IGNORECASE)
-
-
-def reworded(instruction: str, generator: np.random.Generator) -> str:
-    """`instruction` with other verbs, in another frame."""
-
-    def synonym(match: re.Match[str]) -> str:
-        choices = SYNONYMS[match.group(1).lower()]
-        return choices[int(generator.integers(len(choices)))]
-
-    sentence = _VERBS.sub(synonym, instruction)
-    frame = FRAMES[int(generator.integers(len(FRAMES)))]
-    return frame.format(sentence[:1].lower() + sentence[1:])
-
-
-def longest_rewording(instructions: Sequence[str]) -> tuple[int, frozenset[str]]:
-    """Bounds of `reworded`: largest number of characters, and all characters."""
-    growth = max(max(map(len, synonyms)) / len(verb) for verb, synonyms in SYNONYMS.items())
-    length = int(max(map(len, instructions)) * growth) + max(map(len, FRAMES))
-    text = "".join([*instructions, *FRAMES, *map("".join, SYNONYMS.values())])
-    return length, frozenset(text + text.lower()) - frozenset("{}")

@@ -90,6 +90,23 @@ class Distractor(NamedTuple):
     colour: NDArray[np.float32]
 
 
+class Candidate(NamedTuple):
+    """A solid that becomes a distractor if its place is free."""
+
+    shape: str
+    half: float
+    colour: NDArray[np.float32]
+    direction: NDArray[np.float64]
+    """Of its place: right and up [2] in the standard image, whose edges are at -1 and 1."""
+
+
+class Candidates(NamedTuple):
+    """The first `wanted` of the `solids` with a free place become distractors."""
+
+    wanted: int
+    solids: tuple[Candidate, ...]
+
+
 @dataclass(frozen=True)
 class Look:
     """Changes to one episode's images; None or empty: no change."""
@@ -222,23 +239,31 @@ def _surfaces(
 def _distractors(
     generator: np.random.Generator, strength: float, model: Any, data: Any, view: View
 ) -> tuple[Distractor, ...]:
-    count = int(generator.integers(1, max(1, round(MOST_DISTRACTORS * strength)) + 1))
+    candidates = draw_candidates(generator, strength)
     placed: list[Distractor] = []
-    for _ in range(TRIES):
-        if len(placed) == count:
+    for shape, half, colour, (across, along) in candidates.solids:
+        if len(placed) == candidates.wanted:
             break
-        across, along = SEEN_SHARE * view.slope * generator.uniform(-1, 1, 2)
-        shape = str(generator.choice(["box", "ball", "can"]))
-        half = generator.uniform(*DISTRACTOR_M)
-        colour = np.append(generator.random(3), 1.0).astype(np.float32)
-        place = _first_hit(
-            model, data, view.place, view.forward + across * view.right + along * view.up
-        )
+        offset = view.slope * (across * view.right + along * view.up)
+        place = _first_hit(model, data, view.place, view.forward + offset)
         if _is_free(model, data, place) and all(
             np.linalg.norm(place - other.place) > 2 * CLEARANCE_M for other in placed
         ):
             placed.append(Distractor(shape, place + half * UP, half, colour))
     return tuple(placed)
+
+
+def draw_candidates(generator: np.random.Generator, strength: float) -> Candidates:
+    """The solids of an episode, independent of its scene."""
+    count = int(generator.integers(1, max(1, round(MOST_DISTRACTORS * strength)) + 1))
+    solids = []
+    for _ in range(TRIES):
+        direction = SEEN_SHARE * generator.uniform(-1, 1, 2)
+        shape = str(generator.choice(["box", "ball", "can"]))
+        half = generator.uniform(*DISTRACTOR_M)
+        colour = np.append(generator.random(3), 1.0).astype(np.float32)
+        solids.append(Candidate(shape, half, colour, direction))
+    return Candidates(count, tuple(solids))
 
 
 def _is_free(model: Any, data: Any, place: NDArray[np.float64]) -> bool:

@@ -11,9 +11,10 @@ context does.
 
 import abc
 import ctypes
+import dataclasses
 import functools
 import gc
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import gymnasium
@@ -31,18 +32,21 @@ from envs.base import (
     Info,
     StepResult,
 )
-from envs.perturbations import INSTRUCTION as REWORDED
 from envs.perturbations import (
+    CAMERA,
+    OBJECT_POSE,
     OPTION,
     SEEN,
     Perturbation,
     checked_factors,
     checked_strength,
-    longest_rewording,
-    reworded,
 )
+from envs.perturbations import INSTRUCTION as REWORDED
 from envs.perturbed_look import STANDARD, Look
+from envs.rewording import longest_rewording, reworded
 from envs.shared_renderers import Renderer, SharedRenderers, renderers_of_thread
+
+NOT_DISPLACED = np.zeros(2)
 
 
 class Simulator(Protocol):
@@ -198,13 +202,10 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             raise RuntimeError("There is no episode: call reset first.")
         return self._simulators[self._task]
 
-    def _perturbed(
-        self, options: Mapping[str, Any] | None, *, seed: int, task: str
-    ) -> Perturbation:
+    def _perturbed(self, options: Mapping[str, Any] | None, *, seed: int, task: str) -> None:
         """Read the perturbation of a new episode; by default all factors."""
         chosen = checked_factors((options or {}).get(OPTION, self._factors), known=self._factors)
         self._perturbation = Perturbation(frozenset(chosen), self._strength, seed, task)
-        return self._perturbation
 
     def _words(self, instructions: Sequence[str]) -> gymnasium.spaces.Text:
         """Space of the instructions, including rewordings if the environment has them."""
@@ -220,18 +221,33 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         names = ", ".join(self._factors)
         return f"perturbed: {names} (strength {self._strength:g})" if names else ""
 
-    def _begin(self, task: str, streams: dict[str, FrameRequest]) -> tuple[dict[str, Any], Info]:
-        """Observation and info of an episode whose simulator has just been reset."""
+    def _begin(
+        self, task: str, streams: dict[str, FrameRequest], start: Callable[..., None]
+    ) -> tuple[dict[str, Any], Info]:
+        """Observation and info of an episode.
+
+        `start(displacement=)` resets the task's simulator, with objects displaced in x and y [2].
+        """
         self._task = task
         self._streams = streams
+        self._look = STANDARD
+        camera = None
+        if self._perturbation.factors >= {CAMERA, OBJECT_POSE}:
+            # the camera orbits what it sees, so its change is drawn before objects are displaced
+            start(displacement=NOT_DISPLACED)
+            camera = self._draw_look(self._perturbation.only(CAMERA)).camera
+        start(displacement=self._perturbation.displacement())
+        if self._perturbation.factors & SEEN:
+            self._look = self._draw_look(self._perturbation)
+        if camera is not None:
+            self._look = dataclasses.replace(self._look, camera=camera)
         self._step = 0
         self._ended = False
-        self._look = STANDARD
-        if self._perturbation.factors & SEEN:
-            self._look = self._renderer().look(
-                self._running(), self._cameras[0], self._perturbation
-            )
         return self._observe(FrameBuffer(), success=False)
+
+    def _draw_look(self, perturbation: Perturbation) -> Look:
+        """The look of an episode that starts in the simulator's state."""
+        return self._renderer().look(self._running(), self._cameras[0], perturbation)
 
     def _observe(self, frames: FrameBuffer, *, success: bool) -> tuple[dict[str, Any], Info]:
         """Observation and info after the last step; `frames` are those of the steps before it."""

@@ -14,6 +14,7 @@ An instance belongs to one thread, because its OpenGL context does.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -125,13 +126,12 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
         self._ended = True
         simulator = self._simulator(task)
         seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
-        perturbation = self._perturbed(options, seed=seed, task=task)
+        self._perturbed(options, seed=seed, task=task)
         number = (options or {}).get(INIT_STATE)
         if number is None:
             number = state_number(seed, count=len(simulator.states), states=self._states)
-        simulator.reset(_checked_state(number), displacement=perturbation.displacement())
-        self._state_number = int(number)
-        return self._begin(task, streams)
+        self._state_number = _checked_state(number)
+        return self._begin(task, streams, partial(simulator.reset, self._state_number))
 
     @property
     def simulator(self) -> "LiberoSimulator":

@@ -13,6 +13,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import gymnasium
@@ -21,9 +22,9 @@ from numpy.typing import NDArray
 
 from envs.arguments import checked_choice, checked_seed, read_options
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info, SimulatorMemory
-from envs.metaworld.suite import INSTRUCTIONS, VERSION_SUFFIX, task_name
+from envs.metaworld.suite import FIXED, INSTRUCTIONS, VERSION_SUFFIX, task_name
 from envs.offscreen import RenderQuality, SceneRenderer, choose_backend
-from envs.perturbations import OPTION, Perturbation
+from envs.perturbations import OBJECT_POSE, OPTION, Perturbation
 from envs.perturbed_look import Look
 from envs.simulator_episode import SimulatorEnv
 
@@ -94,11 +95,13 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
             render_quality: `fast` (see `envs.offscreen`) or `full`, which takes fifty times as long
                 on a CPU. They look different: train and evaluate with the same.
             perturb: Factors in which episodes differ from the standard ones (`envs.perturbations`).
-                `object_pose` moves object and goal together by up to 3 cm in x and y.
+                `object_pose` moves the object, and in most tasks its goal with it, by up to 3 cm
+                along the axes (of x and y) in which the task fixes neither.
             perturb_strength: Scale of the perturbations, in (0, 1].
 
         Raises:
-            ValueError: An unknown name, a task given twice, or a number out of range.
+            ValueError: An unknown name, a task given twice, a number out of range, or `object_pose`
+                with a task whose object cannot be displaced.
             RuntimeError: Meta-World or MuJoCo is not installed; checked without importing them.
         """
         _check_installed()
@@ -122,6 +125,7 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
             perturb=perturb,
             perturb_strength=perturb_strength,
         )
+        _check_displaceable(names, factors=self._factors)
         self.spec = self._make_spec(
             tasks=names, image_size=image_size, max_episode_steps=max_episode_steps
         )
@@ -138,9 +142,8 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
         seed = checked_seed(seed)
         self._ended = True
         seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
-        perturbation = self._perturbed(options, seed=seed, task=task)
-        self._simulator(task).reset(seed=seed, displacement=perturbation.displacement())
-        return self._begin(task, streams)
+        self._perturbed(options, seed=seed, task=task)
+        return self._begin(task, streams, partial(self._simulator(task).reset, seed=seed))
 
     @property
     def state(self) -> NDArray[np.float64]:
@@ -249,6 +252,17 @@ def expert(task: str) -> Callable[[MetaWorldEnv], NDArray[np.float32]]:
         return np.clip(instance.get_action(env.state), -1.0, 1.0).astype(np.float32)
 
     return policy
+
+
+def _check_displaceable(tasks: Sequence[str], *, factors: Sequence[str]) -> None:
+    """Refuse `object_pose` for tasks in which it would change nothing."""
+    fixed = [task for task in tasks if task in FIXED]
+    if OBJECT_POSE in factors and fixed:
+        raise ValueError(
+            f"perturb has {OBJECT_POSE!r}, but Meta-World fixes the object's or the goal's place "
+            f"in x and y in {', '.join(fixed)}, so they cannot be displaced together: leave "
+            f"{OBJECT_POSE} out of perturb, or choose other tasks."
+        )
 
 
 def _check_installed() -> None:

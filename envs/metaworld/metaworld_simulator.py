@@ -57,20 +57,23 @@ class MetaWorldSimulator:
         self.model: mujoco.MjModel = self._env.model
         self.data: mujoco.MjData = self._env.data
         self._made = self._snapshot()
-        self._start: tuple[tuple[int, bytes], EpisodeState] | None = None
+        # by whether objects are displaced
+        self._starts: dict[bool, tuple[tuple[int, bytes], EpisodeState]] = {}
         self._observation: NDArray[np.float64] = np.zeros(39)
 
     def reset(self, *, seed: int, displacement: NDArray[np.float64] = AS_DRAWN) -> None:
-        """Start the episode of `seed`; caches the last start for a group of rollouts.
+        """Start the episode of `seed`; caches the last start for a group of rollouts, and the last
+        displaced one.
 
         `displacement` [2] moves object and goal in x and y, in metres.
         """
         key = (seed, displacement.tobytes())
-        if self._start is not None and self._start[0] == key:
-            self._restore(self._start[1])
+        displaced = bool(displacement.any())
+        if displaced in self._starts and self._starts[displaced][0] == key:
+            self._restore(self._starts[displaced][1])
         else:
             self._draw(seed, displacement)
-            self._start = (key, self._snapshot())
+            self._starts[displaced] = (key, self._snapshot())
         self._observation = self._env._get_obs()
         self._check()
 
@@ -166,7 +169,7 @@ def _displaced(
 ) -> NDArray[np.float64]:
     """Meta-World's draw [3] or [6] (object, goal) with the same displacement of x and y for all
     parts. So the distance of object and goal, which some tasks require, stays. An axis that the
-    task keeps fixed for one of them is not displaced.
+    task keeps fixed for one of them is not displaced; `envs.metaworld.suite.FIXED` has no other.
     """
     parts = drawn.reshape(-1, 3).copy()
     free = (space.high > space.low).reshape(-1, 3)

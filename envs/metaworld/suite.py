@@ -63,6 +63,19 @@ INSTRUCTIONS: dict[str, str] = {
 }
 """Task name to instruction, for every task of Meta-World V3."""
 
+FIXED = frozenset(
+    (
+        "assembly",
+        "pick-out-of-hole",
+        "plate-slide",
+        "plate-slide-back",
+        "plate-slide-back-side",
+        "plate-slide-side",
+    )
+)
+"""Tasks without a horizontal axis along which Meta-World draws both object and goal. So the
+perturbation `object_pose` cannot displace them together."""
+
 
 def task_name(name: str) -> str:
     """The canonical form of `name`: `drawer-open-v3` and `drawer-open` are the same task.

@@ -4,15 +4,17 @@ import asyncio
 
 import numpy as np
 import pytest
-from gymnasium import spaces
-from hypothesis import given
-from hypothesis import strategies as st
 
 from envs.checker import check_env
 from envs.libero.libero_env import LiberoEnv
 from envs.metaworld.metaworld_env import MetaWorldEnv
-from envs.metaworld.suite import INSTRUCTIONS
-from envs.perturbations import FACTORS, SEEN, Perturbation, longest_rewording, reworded
+from envs.metaworld.metaworld_simulator import MetaWorldSimulator
+from envs.metaworld.suite import FIXED, INSTRUCTIONS
+from envs.perturbations import FACTORS, SEEN, Perturbation
+from envs.perturbed_look import draw_candidates
+from siirl.evaluate import main as evaluate
+from siirl.terminal.exit_status import REFUSED
+from siirl.train import main as train
 
 SEED = 7
 
@@ -102,6 +104,43 @@ def test_object_and_goal_move_together(make):
     assert env.state[goal] - standard[goal] == pytest.approx(displacement)
 
 
+def places(simulator):
+    """x and y of bodies, sites and geoms in the world [N, 2]."""
+    data = simulator.data
+    return np.concatenate([data.xpos, data.site_xpos, data.geom_xpos])[:, :2]
+
+
+@pytest.mark.parametrize("task", INSTRUCTIONS)
+def test_every_task_displaces_its_object_or_refuses_to(task):
+    simulator, displacement = MetaWorldSimulator(task), np.array([0.02, -0.015])
+    simulator.reset(seed=SEED)
+    standard = places(simulator)
+    simulator.reset(seed=SEED, displacement=displacement)
+    moved = places(simulator) - standard
+    if task in FIXED:
+        assert not moved.any()
+        with pytest.raises(
+            ValueError, match=rf"in {task}, so .*: leave object_pose out of perturb"
+        ):
+            MetaWorldEnv(tasks=("push", task), perturb=("light", "object_pose"))
+    else:
+        assert np.isclose(moved, displacement, atol=1e-4).any()
+        MetaWorldEnv(tasks=(task,), perturb=("object_pose",))
+
+
+@pytest.mark.parametrize(
+    ("command", "own"),
+    [(train, ("pipeline=grpo", "reward=success")), (evaluate, ("checkpoint=assets/tiny_vla",))],
+)
+def test_a_task_that_cannot_be_displaced_is_refused_before_the_start(command, own, capsys):
+    words = ("env=metaworld", "env.tasks=[push,plate-slide]", "env.perturb=[object_pose]")
+    assert command((*own, *words)) == REFUSED
+    told = capsys.readouterr()
+    assert "in plate-slide, so they cannot be displaced" in told.err
+    assert "leave object_pose out of perturb, or choose other tasks" in told.err
+    assert told.out == ""
+
+
 def test_a_seed_gives_the_same_perturbation_in_any_order(env):
     first = start(env, *FACTORS)
     start(env, seed=SEED + 1)
@@ -122,6 +161,62 @@ def test_a_factor_draws_the_same_alone_and_among_others(env):
     assert start(env, "instruction")["instruction"] == start(env, *FACTORS)["instruction"]
 
 
+def look(env, *factors):
+    """The changes to the images of an episode with `factors`."""
+    start(env, *factors)
+    return env._look
+
+
+@pytest.mark.parametrize("factors", [("camera", "object_pose"), FACTORS])
+def test_the_camera_moves_alike_when_objects_are_displaced(make, factors):
+    # in this episode the camera orbits the button, which object_pose displaces
+    env = make("button-press", perturb=FACTORS)
+    alone, together = look(env, "camera").camera, look(env, *factors).camera
+    for part in ("pivot", "rotation", "scale", "yaw", "pitch"):
+        assert np.array_equal(getattr(alone, part), getattr(together, part))
+
+
+def test_light_and_surfaces_change_alike_alone_and_among_others(env):
+    together = look(env, *FACTORS)
+    light, surfaces = look(env, "light").light, look(env, "texture").surfaces
+    assert np.array_equal(light.colour, together.light.colour)
+    assert np.array_equal(light.rotation, together.light.rotation)
+    assert surfaces.keys() == together.surfaces.keys() != set()
+    assert all(np.array_equal(surfaces[geom], together.surfaces[geom]) for geom in surfaces)
+
+
+def test_objects_are_displaced_alike_alone_and_among_others(make):
+    env = make(perturb=FACTORS)
+    start(env, "object_pose")
+    alone = env.state
+    start(env, *FACTORS)
+    assert np.array_equal(env.state, alone)
+
+
+def test_libero_displaces_objects_alike_alone_and_among_others(libero):
+    start(libero, "object_pose")
+    alone = libero.simulator.data.qpos.copy()
+    start(libero, *FACTORS)
+    assert np.array_equal(libero.simulator.data.qpos, alone)
+
+
+@pytest.mark.parametrize("task", ["push", "button-press"])
+def test_distractors_are_drawn_alike_alone_and_among_others(make, task):
+    """Displaced objects may occupy the place of one; then a later one of the same draws lies
+    elsewhere.
+    """
+    env = make(task, perturb=FACTORS)
+    drawn = draw_candidates(
+        Perturbation(frozenset({"distractors"}), 1.0, SEED, task).generator("distractors"), 1.0
+    )
+    colours = [tuple(solid.colour) for solid in drawn.solids]
+    for factors in (("distractors",), ("distractors", "object_pose"), FACTORS):
+        distractors = look(env, *factors).distractors
+        numbers = [colours.index(tuple(solid.colour)) for solid in distractors]
+        assert numbers == sorted(numbers)
+        assert len(numbers) == drawn.wanted
+
+
 def test_the_start_of_a_standard_episode_survives_displaced_ones(libero):
     before = start(libero)["images"]
     start(libero, "object_pose")
@@ -135,14 +230,6 @@ def test_a_perturbed_environment_passes_the_checker(make):
 def test_the_environment_names_its_perturbations():
     env = MetaWorldEnv(tasks=("push",), perturb=("light",), perturb_strength=0.5)
     assert env.spec.notice == "perturbed: light (strength 0.5)"
-
-
-@given(seed=st.integers(0, 2**32 - 1), instruction=st.sampled_from(sorted(INSTRUCTIONS.values())))
-def test_every_rewording_lies_in_the_space(seed, instruction):
-    length, characters = longest_rewording(list(INSTRUCTIONS.values()))
-    sentence = reworded(instruction, np.random.default_rng(seed))
-    assert sentence != instruction
-    assert sentence in spaces.Text(length, charset=characters)
 
 
 @pytest.mark.parametrize(
