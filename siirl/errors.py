@@ -43,6 +43,9 @@ class RunFailed(SiirlError, RuntimeError):
 class SimulationFailed(SiirlError, RuntimeError):
     """An episode failed to simulate, including its replays; it is counted and never scored."""
 
+    cause = ""
+    """The reason without the words that name the episode; empty: the message has no others."""
+
 
 class RefusedByEnvironment(SiirlError, ValueError):
     """An environment refused an argument, option, state or action; the exception's note is the

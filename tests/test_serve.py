@@ -1,6 +1,7 @@
 """`siirl serve`: its arguments, its token, and a server that a client reaches and Ctrl-C ends."""
 
 import asyncio
+import dataclasses
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openenv_client import play
@@ -20,7 +22,10 @@ from siirl.params.command_words import split_words
 from siirl.params.env_spec import describe_env
 from siirl.params.parser import parse_config
 from siirl.serve import WORDS, ServerSettings, main, token_of
+from siirl.train import main as train
 from tests.env_server.openenv_thread import TOKEN, ServerThread
+from tests.env_server.probe_envs import WalkEnv
+from tests.envs.openenv.scripted_server import ScriptedServer
 
 
 @pytest.mark.parametrize(
@@ -113,13 +118,15 @@ def test_a_served_episode_is_played_and_ctrl_c_ends_the_server(tmp_path: Path) -
     assert "Traceback" not in errors
 
 
-def client_words(*words: str, token_file: str = "/a/token") -> list[str]:
+def client_words(
+    *words: str, token_file: str = "/a/token", url: str = "http://127.0.0.1:8000"
+) -> list[str]:
     """Words after `siirl train` of the line that a server of this environment prints."""
     config = parse_config([*words, "cluster=local"])
     command = client_command(
         config.env,
         describe_env(config),
-        url="http://127.0.0.1:8000",
+        url=url,
         token_file=token_file,
         sessions=4,
     )
@@ -154,15 +161,67 @@ def test_the_printed_line_trains_as_the_environments_own_preset(
 
 @pytest.mark.parametrize("preset", ["fetch_reach", "fetch_push", "robosuite_lift"])
 def test_the_printed_line_has_the_reward_of_a_preset(preset: str) -> None:
-    """Their packages are not needed: a preset is known by its id, and its spec is not read."""
+    """Their packages are not needed: a preset is known by its id, and another spec with success
+    stands in.
+    """
+    spec = describe_env(parse_config(["env=gymnasium", "env.id=CartPole-v1"]))
     command = client_command(
         parse_config([f"env={preset}", "cluster=local"]).env,
-        describe_env(parse_config(["env=gymnasium", "env.id=CartPole-v1"])),
+        dataclasses.replace(spec, reports_success=True),
         url="http://127.0.0.1:8000",
         token_file="/a/token",
         sessions=4,
     )
     assert "reward=success" in shlex.split(command)
+
+
+CHAINED = {
+    "gymnasium": ({"id": "CartPole-v1"}, "tiny_vla", "embodied", "return"),
+    "metaworld": ({"tasks": ["reach"], "image_size": 16}, "tiny_vla", "embodied", "success"),
+    "math": ({"tasks": ["sums-1"]}, "causal_lm", "hf", "success"),
+    "tests.env_server.probe_envs:WalkEnv": ({}, "tiny_vla", "embodied", "success"),
+    f"{__name__}:ScoredEnv": ({}, "tiny_vla", "embodied", "return"),
+}
+
+
+class ScoredEnv(WalkEnv):
+    """Reports no success."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.spec = dataclasses.replace(self.spec, reports_success=False)
+
+
+@pytest.mark.parametrize("name", CHAINED)
+def test_a_server_in_front_of_another_prints_a_line_that_a_plan_accepts(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, policy, rollout, reward = CHAINED[name]
+    (tmp_path / "token").write_text(TOKEN)
+    token_file = str(tmp_path / "token")
+    with ServerThread(name, **arguments) as first:
+        behind = {"url": first.url, "token_file": token_file}
+        with ServerThread("openenv", **behind) as second:
+            address = f"env.url={first.url}"
+            words = client_words(
+                "env=openenv",
+                address,
+                f"env.kwargs.token_file={token_file}",
+                token_file=token_file,
+                url=second.url,
+            )
+            assert train(["--plan", *words]) == 0, capsys.readouterr().err
+    client = parse_config(words)
+    assert client.actor_rollout_ref.model.policy == policy
+    assert (client.actor_rollout_ref.rollout.name, client.reward.name) == (rollout, reward)
+
+
+def test_a_server_in_front_of_another_kind_of_server_prints_the_line_of_texts() -> None:
+    with ScriptedServer(lambda _: None) as server:
+        line = client_words("env=openenv", f"env.url={server.url}")
+    client = parse_config(line)
+    assert client.actor_rollout_ref.rollout.name == "hf"
+    assert client.reward.name == "return"
 
 
 def test_a_token_in_a_folder_with_blanks_and_quotes_stays_one_path() -> None:

@@ -117,4 +117,4 @@ def _as_here(refused: ServerRefused) -> Exception:
     text = str(refused).removesuffix(f" ({refused.code})")
     if refused.code == INVALID:
         return ValueError(text)
-    return EpisodeFailed(text.rstrip("."))
+    return EpisodeFailed(text.removeprefix(f"{EpisodeFailed.__name__}: ").rstrip("."))

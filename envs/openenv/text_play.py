@@ -2,11 +2,14 @@
 call.
 
 The reward of a turn is the sum over its steps. Null means no reward yet. An episode that ends with
-null fails, because openenv-core also writes NaN as null. `success` is the server's own field if it
-has one, else a return of at least `success_return`.
+null fails, because openenv-core also writes NaN as null. An episode that is cut before any reward
+has the return 0: its reward might have come at its end. Such episodes are counted in the log.
+`success` is the server's own field if it has one, else a return of at least `success_return`.
 """
 
+import collections
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -29,11 +32,17 @@ from envs.text import (
 )
 from envs.tools.calls import MalformedCall, ToolCall, ToolDescription, read_calls
 
+logger = logging.getLogger(__name__)
+
 MAX_ACTION_CHARACTERS = 1 << 20
 INVALID_ACTION = "VALIDATION_ERROR"  # openenv-core: the action does not match the schema
 ENDED = "ended by the environment"
 OUT_OF_TURNS = "out of turns"
 PLAYING = "goes on"
+UNREWARDED = "no reward so far"
+
+_cut_unrewarded: collections.Counter[str] = collections.Counter()
+"""Episodes of this process that were cut before any reward, for each address."""
 
 
 class TextPlay:
@@ -64,6 +73,7 @@ class TextPlay:
         self._steps = 0
         self._rewards = 0
         self._return = 0.0
+        self._waits_for_reward = False
 
     async def begin(
         self, session: Session, *, seed: int | None, options: Mapping[str, Any]
@@ -74,6 +84,7 @@ class TextPlay:
         evaluation.
         """
         read_options(options, spec=self.spec, further=("split",))
+        self._note_cut()  # the last episode, if it had no more tokens
         reply = self._read(await session.reset({} if seed is None else {"seed": seed}))
         await self._ask_for_tools(session)
         self._turns = 0
@@ -93,6 +104,7 @@ class TextPlay:
     async def play(self, session: Session, actions: Sequence[Any]) -> StepResult:
         """Play one turn of the model, the first of `actions`."""
         text = checked_text(actions[0], space=cast(ModelText, self.spec.action_space))
+        self._waits_for_reward = False
         self._turns += 1
         calls = read_calls(text) if self._form.tools else []
         if calls:
@@ -119,6 +131,11 @@ class TextPlay:
             verdict = OUT_OF_TURNS
         else:
             verdict = PLAYING
+        if not done and self._steps > 0 and self._rewards == 0:
+            verdict = f"{verdict}, {UNREWARDED}"
+            self._waits_for_reward = True
+        if truncated:
+            self._note_cut()
         info: Info = {
             "task": self._url,
             "success": success,
@@ -127,6 +144,23 @@ class TextPlay:
             "executed": 1,
         }
         return observe([] if done or truncated else answers), reward, done, truncated, info
+
+    def _note_cut(self) -> None:
+        """Count an episode that was cut before any reward, and log 1, 10, 100, … of them."""
+        if not self._waits_for_reward:
+            return
+        self._waits_for_reward = False
+        _cut_unrewarded[self._url] += 1
+        count = _cut_unrewarded[self._url]
+        if count == 10 ** (len(str(count)) - 1):
+            logger.warning(
+                "The environment at %s gave no reward (null, which openenv-core writes for NaN "
+                "too) in an episode that was cut; its return is 0, and there are %d such episodes "
+                "so far in this process: raise env.max_episode_steps or "
+                "data.max_response_length, or correct the server's rewards.",
+                self._url,
+                count,
+            )
 
     async def _say(
         self, session: Session, text: str

@@ -42,7 +42,7 @@ from envs.text import GROUND_TRUTH, shortened
 from siirl import __version__
 from siirl.env_server.pool import EnvPool
 from siirl.env_server.slot import Slot
-from siirl.errors import SiirlError
+from siirl.errors import SiirlError, SimulationFailed
 
 Message = dict[str, Any]
 
@@ -179,6 +179,9 @@ class OpenEnvServer:
                 answer = _error(mistake.code, str(mistake))
             except ValueError as refusal:
                 answer = _error("VALIDATION_ERROR", str(refusal))
+            except SimulationFailed as failure:
+                # the client knows which episode it plays, and names it itself
+                answer = _error("EXECUTION_ERROR", failure.cause or str(failure))
             except (SiirlError, RuntimeError) as failure:
                 answer = _error("EXECUTION_ERROR", str(failure))
             await connection.send(json.dumps(answer))
@@ -287,20 +290,17 @@ def _schema(spec: EnvSpec) -> Message:
 def _actions(data: Message, *, space: spaces.Space[Any]) -> list[Any]:
     """The actions of a step, checked before any is executed."""
     single = "text" if isinstance(space, spaces.Text) else "action"
-    match data:
-        case {"actions": list(given)} if 0 < len(given) <= MAX_CHUNK:
-            pass
-        case _ if single in data:
-            given = [data[single]]
-        case _:
-            raise Mistake(
-                "VALIDATION_ERROR",
-                f"a step takes {single!r}, or {ACTIONS!r} with 1 to {MAX_CHUNK} of them, got "
-                f"{shortened(data)}",
-            )
+    given = {name: data[name] for name in (single, ACTIONS) if data.get(name) is not None}
+    actions = given.get(ACTIONS, [given.get(single)])
+    if len(given) != 1 or not (isinstance(actions, list) and 0 < len(actions) <= MAX_CHUNK):
+        raise Mistake(
+            "VALIDATION_ERROR",
+            f"a step takes {single!r}, or {ACTIONS!r} with 1 to {MAX_CHUNK} of them, and not both, "
+            f"got {shortened(data)}",
+        )
     return [
         checked_action(from_json(action, space, where=f"action {number}"), space=space)
-        for number, action in enumerate(given)
+        for number, action in enumerate(actions)
     ]
 
 

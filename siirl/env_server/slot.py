@@ -270,7 +270,9 @@ class Slot:
             f"simulated: {cause}"
         )
         self._tally.fail(cause, message)
-        raise SimulationFailed(message)
+        failed = SimulationFailed(message)
+        failed.cause = cause
+        raise failed
 
 
 def _ended(reason: str) -> str:

@@ -2,7 +2,8 @@
 itself.
 
 The served environment's file below configs/env chooses model, rollout, trainer and lengths. Choices
-that differ from those of env=openenv go into the command. Left out: keys given to `siirl serve`,
+that differ from those of env=openenv go into the command. An environment that is itself behind
+another `siirl serve` is known by the name in its spec. Left out: keys given to `siirl serve`,
 because they belong to the environment, and multi-turn settings of a custom text environment,
 because no file describes them.
 """
@@ -50,7 +51,7 @@ def client_command(
 
 def _choices(env: EnvArguments, spec: EnvSpec) -> Iterator[str]:
     """Choices of the environment's own file that differ from those of env=openenv."""
-    name = _own_file(env)
+    name = _own_file(env, spec)
     if name == OWN and is_text(spec):
         return
     served, client = _file("env", name), _file("env", CLIENT)
@@ -61,6 +62,8 @@ def _choices(env: EnvArguments, spec: EnvSpec) -> Iterator[str]:
         elif chosen != _groups(client)[group]:
             yield f"{group}={chosen}"
     reward = served.get("reward", {"name": "success"})  # of pipeline=grpo
+    if not spec.reports_success:
+        reward = {"name": "return"}
     if reward != client["reward"]:
         yield f"reward={reward['name']}"
     if any(getattr(env, key) != served["env"][key] for key in SHAPING):
@@ -70,13 +73,14 @@ def _choices(env: EnvArguments, spec: EnvSpec) -> Iterator[str]:
             yield f"{key}={as_text(value)}"
 
 
-def _own_file(env: EnvArguments) -> str:
+def _own_file(env: EnvArguments, spec: EnvSpec) -> str:
     """Name of the environment's file; a preset of env=gymnasium is known by its id."""
     for name in options()["env"]:
         keys = _file("env", name)["env"]
         if keys.get("id") and (keys["name"], keys["id"]) == (env.name, env.id):
             return name
-    return env.name if env.name in options()["env"] else OWN
+    named = spec.name if env.name == CLIENT else env.name
+    return named if named in options()["env"] else OWN
 
 
 def _file(group: str, option: str) -> dict[str, Any]:

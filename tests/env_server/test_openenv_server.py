@@ -223,6 +223,10 @@ def step(**data: Any) -> dict[str, Any]:
         (step(text=5), "VALIDATION_ERROR", "action 0 is 5 instead of text"),
         (step(word="5"), "VALIDATION_ERROR", "a step takes 'text', or 'actions'"),
         (step(actions=[]), "VALIDATION_ERROR", "a step takes 'text', or 'actions'"),
+        (step(text="5", actions=["5"]), "VALIDATION_ERROR", "and not both"),
+        (step(text="5", actions=7), "VALIDATION_ERROR", "and not both"),
+        (step(text="5", actions=[]), "VALIDATION_ERROR", "and not both"),
+        (step(text=None), "VALIDATION_ERROR", "a step takes 'text', or 'actions'"),
         (reset(seed=-1), "VALIDATION_ERROR", "seed must be 0 or more"),
         (reset(task="sums-9"), "VALIDATION_ERROR", "Did you mean 'sums-1'?"),
         (reset(frames={}), "VALIDATION_ERROR", "siirl serve takes no option 'frames'"),
@@ -236,6 +240,11 @@ def test_an_invalid_message_is_answered_with_an_error_and_the_session_continues(
     assert refused["data"]["code"] == code
     assert sentence in refused["data"]["message"] and "\n" not in refused["data"]["message"]
     assert state["data"]["seed"] == 1
+
+
+def test_a_field_that_is_null_is_a_missing_one(adder: ServerThread) -> None:
+    graded = conversation(adder, reset(seed=1), step(text="x", actions=None))[1]
+    assert graded["data"]["done"] is True
 
 
 def test_a_mistaken_step_costs_no_episode(adder: ServerThread) -> None:
@@ -360,6 +369,28 @@ def test_an_environment_whose_server_stops_between_two_steps_fails_with_a_senten
         env = OpenEnvEnv(url=server.url, token_file=token_file, connect_deadline_s=0.3)
         with pytest.raises((EpisodeFailed, RuntimeError), match="went away during 'step'"):
             asyncio.run(play(env, server))
+
+
+def test_a_server_in_front_of_another_names_the_cause_of_a_failed_episode_once(
+    token_file: str, tmp_path: Path
+) -> None:
+    async def play(url: str) -> None:
+        env = OpenEnvEnv(url=url, token_file=token_file)
+        try:
+            await env.reset(seed=1)
+            for _ in range(2):
+                await env.step(np.zeros(1, np.float32))
+        finally:
+            await env.close()
+
+    faulty = {"fault": "give_up", "ledger": str(tmp_path), "times": 99, "at_step": 2}
+    with (
+        ServerThread("tests.env_server.probe_envs:FaultyEnv", **faulty) as first,
+        ServerThread("openenv", url=first.url, token_file=token_file) as second,
+        pytest.raises(EpisodeFailed) as failed,
+    ):
+        asyncio.run(play(second.url))
+    assert str(failed.value) == "its gripper is stuck"
 
 
 def test_a_server_stops_while_a_step_runs(tmp_path: Path) -> None:

@@ -8,15 +8,18 @@ from typing import Any
 import anyio
 import pytest
 from inference_servers import Playground, engine_of, serving
-from server_episodes import REQUESTS, ask, failure, gap, model, sync
+from server_episodes import LONG, REQUESTS, ask, failure, gap, model, sync
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from tiny_language_models import tokenizer
+from tiny_language_models import END, request, tokenizer
 
 from siirl.engine.rollout.generation import GenerationResponse
 from siirl.engine.rollout.server.completions import COMPLETIONS
 from siirl.engine.rollout.server.handshake import PROTOCOL, shake_hands
 from siirl.engine.rollout.server.server_engine import ServerEngine
 from siirl.engine.rollout.server.server_link import ServerLink
+from siirl.engine.rollout.text_workflow import TextWorkflow
+from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.env_server.pool import EnvPool
 from siirl.errors import RunFailed, SimulationFailed
 
 
@@ -44,6 +47,20 @@ BAD = {
     "too many tokens": (answer([49] * 9, [-1.0] * 9, "length"), "it has 9 tokens, but at most 8"),
     "a shorter limit": (answer([49], [-1.0], "length"), "cut after 1 of 8 tokens"),
     "another reason": (answer([49], [-1.0], "error"), "finish_reason='error' is not one of"),
+    "an end without a reason": (
+        answer([49, 50], [-1.0] * 2),
+        "finish_reason='stop', but ends with neither an end token nor a stop string",
+    ),
+    "tokens behind the end": (
+        answer([49, END, 50, END], [-1.0] * 4),
+        f"2 tokens follow its end token {END}: the server does not apply `stop_token_ids`",
+    ),
+    "tokens behind the end, up to the limit": (
+        answer([END] + [49] * 7, [-1.0] * 8, "length"),
+        "7 tokens follow its end token",
+    ),
+    "aborted at once": (answer([], [], "abort"), "it was aborted, but not by this run"),
+    "aborted later": (answer([49], [-1.0], "abort"), "it was aborted, but not by this run"),
     "another form": (JSONResponse({"text": "4"}), "it lacks `choices`"),
     "a list": (JSONResponse([]), "it lacks `choices`"),
     "a web page": (HTMLResponse("<html>"), "it is not JSON"),
@@ -70,6 +87,82 @@ def test_an_unusable_answer_fails_its_episode_only(
     assert "\n" not in str(failed.value)
     playground.faults.instead = {}
     assert gap(engine, *REQUESTS) < 1e-5  # the server is not given up
+
+
+def test_an_end_token_at_the_limit_is_an_end(engine: ServerEngine, playground: Playground) -> None:
+    ended = answer([49] * 7 + [END], [-1.0] * 8, "length")
+    playground.faults.instead = {COMPLETIONS: ended}
+    assert ask(engine, REQUESTS[0])[0].finish_reason == "stop"
+
+
+TAG = "</answer>"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "refusal"),
+    [
+        (f"7{TAG}", "stop", None),
+        (f"7{TAG}.", "stop", None),  # in a tokenizer with longer tokens, the last one's end
+        (f"7{TAG[:-1]}", "stop", "ends with neither an end token nor a stop string"),
+        (f"{TAG} and so on and on", "length", f"its text goes on after '{TAG}'"),
+        (f"{TAG} and so on and on", "stop", f"its text goes on after '{TAG}'"),
+    ],
+)
+def test_a_stop_string_must_be_where_the_text_ends(
+    engine: ServerEngine, playground: Playground, text: str, reason: str, refusal: str | None
+) -> None:
+    tokens = list(text.encode())
+    asked = request("a", "x", tokens=len(tokens), stop=(TAG,))
+    playground.faults.instead = {COMPLETIONS: answer(tokens, [-1.0] * len(tokens), reason)}
+    if refusal is None:
+        assert ask(engine, asked)[0].tokens.tolist() == tokens
+        return
+    with pytest.raises(SimulationFailed, match=refusal):
+        ask(engine, asked)
+
+
+def test_an_abort_after_the_runs_own_interruption_is_refused(
+    engine: ServerEngine, playground: Playground
+) -> None:
+    """An interruption excuses the requests that run meanwhile, and no later ones."""
+
+    async def interrupted() -> GenerationResponse:
+        running = asyncio.create_task(engine.agenerate(LONG))
+        while not playground.server.engine.rows.count:
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(engine.interrupt)
+        return await running
+
+    assert asyncio.run(interrupted()).finish_reason == "abort"
+    playground.faults.instead = {COMPLETIONS: answer([], [], "abort")}
+    assert "it was aborted, but not by this run" in failure(engine)
+
+
+def test_a_server_that_aborts_every_request_ends_the_episode_instead_of_being_asked_forever(
+    engine: ServerEngine, playground: Playground
+) -> None:
+    asked = []
+
+    async def abort(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await answer([], [], "abort")(scope, receive, send)
+
+    playground.faults.instead = {COMPLETIONS: abort}
+
+    async def episode() -> None:
+        async with EnvPool("math", {"tasks": ["sums-1"]}, 1, 1, cluster="local") as pool:
+            workflow = TextWorkflow(
+                pool=pool, tokenizer=tokenizer(), max_prompt_length=60, max_response_length=20
+            )
+            data = EpisodeRequest(
+                uid="u", group_id=0, task="sums-1", task_id=0, trial_id=0, seed=0, policy_seed=(1,)
+            )
+            async with asyncio.timeout(30.0):
+                await workflow.arun_episode(engine, data)
+
+    with pytest.raises(SimulationFailed, match="aborted, but not by this run"):
+        asyncio.run(episode())
+    assert len(asked) == 1
 
 
 async def never(scope: Any, receive: Any, send: Any) -> None:

@@ -1,5 +1,6 @@
 """New weights at an inference server: transports, verification, servers that do not take them."""
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,11 +10,12 @@ import pytest
 import torch
 from inference_servers import Playground, engine_of, serving
 from knocking import knocked_at, ports
-from server_episodes import REQUESTS, ask, failure, gap, model, sync
+from server_episodes import LONG, REQUESTS, ask, failure, gap, model, sync
 from starlette.responses import JSONResponse
 from tiny_language_models import tokenizer
 from tiny_policies import Trained, train
 
+from siirl.engine.rollout.generation import GenerationResponse
 from siirl.engine.rollout.server.server_engine import ServerEngine
 from siirl.engine.rollout.server.weight_group import GroupRoute
 from siirl.engine.training.collectives import OneProcess
@@ -27,6 +29,19 @@ def test_new_weights_act_and_their_log_probs_are_verified(engine: ServerEngine) 
     sync(engine)
     assert gap(engine, *REQUESTS) < 1e-5
     assert set(ask(engine, REQUESTS[0])[0].versions.tolist()) == {Trained.steps}
+
+
+def test_new_weights_cut_a_request_that_runs(engine: ServerEngine, playground: Playground) -> None:
+    async def scenario() -> GenerationResponse:
+        running = asyncio.create_task(engine.agenerate(LONG))
+        while not playground.server.engine.rows.count:
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(sync, engine)
+        return await running
+
+    cut = asyncio.run(scenario())
+    assert cut.finish_reason == "abort"
+    assert len(cut.tokens) < LONG.max_new_tokens
 
 
 def test_buckets_smaller_than_the_weights_transfer_all_of_them(

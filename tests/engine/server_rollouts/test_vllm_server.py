@@ -37,6 +37,18 @@ def test_a_real_server_acts_with_the_trained_weights_and_forgets_them_when_resta
         )
         assert gap(engine, *REQUESTS) < 1e-4
         assert gap(engine, request("a", "1+2=", tokens=8, greedy=True)) < 1e-4
+        free = ask(engine, *(request(str(i), "1+2=", tokens=40, seed=(i,)) for i in range(8)))
+        seed, token = next(
+            (i, token)
+            for i, response in enumerate(free)
+            for token in response.tokens.tolist()
+            if 32 < token < 127
+        )
+        string = tokenizer().decode([token])
+        asked = request("a", "1+2=", tokens=40, seed=(seed,), stop=(string,))
+        stopped = ask(engine, asked)[0]
+        assert stopped.finish_reason == "stop"
+        assert stopped.tokens.tolist().index(token) == len(stopped.tokens) - 1
         train(model, seed=1)
         assert gap(engine, *REQUESTS) > 0.01
         sync(engine)

@@ -109,6 +109,67 @@ def test_an_episode_of_too_many_turns_is_truncated() -> None:
     assert result[1:4] == (0.5, False, True)
 
 
+def played(reward: Any, *, turns: int, episodes: int, steps: int = 1) -> list[Any]:
+    """The last steps of episodes whose every reward is `reward` and that never end by themselves.
+
+    Args:
+        reward: The server's reward.
+        turns: Turns after which the environment cuts an episode.
+        episodes: Number of episodes.
+        steps: Turns that are played in each; fewer than `turns`: the caller cuts it.
+    """
+
+    async def play(url: str) -> list[Any]:
+        env = OpenEnvEnv(url=url, max_episode_steps=turns)
+        results = []
+        for seed in range(episodes):
+            await env.reset(seed=seed)
+            results.append([await env.step("x") for _ in range(steps)][-1])
+        await env.close()
+        return results
+
+    with ScriptedServer(after_reset(observed(reward, heard="on"))) as server:
+        return asyncio.run(play(server.url))
+
+
+def cut_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says about episodes without a reward."""
+    return [
+        f"{record.levelname}: {record.message}"
+        for record in caplog.records
+        if record.name.startswith("envs.openenv")
+    ]
+
+
+def test_episodes_cut_before_any_reward_are_worth_0_and_counted_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    results = played(None, turns=2, episodes=11, steps=2)
+    assert [result[1:4] for result in results] == [(0.0, False, True)] * 11
+    assert results[0][4]["verdict"] == "out of turns, no reward so far"
+    first, tenth = cut_in(caplog)
+    assert first.startswith("WARNING: The environment at http://127.0.0.1:")
+    assert "gave no reward (null, which openenv-core writes for NaN too)" in first
+    assert "there are 1 such" in first and "there are 10 such" in tenth
+
+
+def test_an_episode_that_the_response_length_cuts_before_any_reward_is_counted_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    results = played(None, turns=9, episodes=2)
+    assert results[0][4]["verdict"] == "goes on, no reward so far"
+    (first,) = cut_in(caplog)
+    assert "there are 1 such episodes so far" in first
+
+
+def test_a_cut_episode_with_a_reward_of_0_is_not_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    results = played(0.0, turns=1, episodes=2)
+    assert results[0][4]["verdict"] == "out of turns"
+    assert cut_in(caplog) == []
+
+
 def test_instructions_come_before_the_first_observation() -> None:
     async def opening(url: str) -> Any:
         env = OpenEnvEnv(url=url, instructions="Be brief.")

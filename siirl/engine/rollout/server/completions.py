@@ -2,16 +2,18 @@
 
 The form is that of vLLM's OpenAI-compatible server (0.32, `vllm.entrypoints.openai.completion
 .protocol`). An answer is checked before it becomes a `GenerationResponse`: its form, token ids
-within the vocabulary, valid log-probs. Left out: streaming, several prompts per request.
+within the vocabulary, valid log-probs, and an end that its tokens and the request explain. Left
+out: streaming, several prompts per request.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
+from siirl.engine.rollout.stop_strings import SPARE_TOKENS, Decode, longest_in_tokens
 
 COMPLETIONS = "/v1/completions"
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")
@@ -99,7 +101,14 @@ def largest_answer(tokens: int) -> int:
 
 
 def completion(
-    content: bytes, *, request: GenerationRequest, vocab_size: int, version: int
+    content: bytes,
+    *,
+    request: GenerationRequest,
+    vocab_size: int,
+    version: int,
+    stop_ids: Collection[int],
+    decode: Decode,
+    interrupted: bool,
 ) -> GenerationResponse:
     """The checked answer to `completion_body`.
 
@@ -108,6 +117,9 @@ def completion(
         request: The request that was sent.
         vocab_size: Token ids are below this.
         version: Version of the weights that generated the answer.
+        stop_ids: Tokens that end a continuation.
+        decode: Text of tokens, in which stop strings are looked for.
+        interrupted: Whether the run interrupted the request; no other one may end with `abort`.
 
     Raises:
         BadAnswer: Wrong form or impossible values.
@@ -128,11 +140,18 @@ def completion(
         )
     if reason == "stop" and not tokens:
         raise BadAnswer("it has no tokens, not even an end token")
+    if reason == "abort" and not interrupted:
+        raise BadAnswer(
+            "it was aborted, but not by this run (finish_reason='abort'): see the server's log, "
+            "and give each run its own server"
+        )
+    _check_end(tokens, reason=reason, stop_ids=stop_ids, stop=request.stop, decode=decode)
+    ended = bool(tokens) and tokens[-1] in stop_ids  # some servers look at the limit first
     return GenerationResponse(
         tokens=np.array(tokens, np.int64),
         log_probs=np.array(log_probs, np.float32),
         versions=np.full(len(tokens), version, np.int64),
-        finish_reason=reason,
+        finish_reason="stop" if ended else reason,
     )
 
 
@@ -147,6 +166,42 @@ def scored_log_probs(content: bytes, *, ids: Sequence[int]) -> list[float]:
     if len(listed) != len(ids):
         raise BadAnswer(f"it scores {len(listed)} tokens, but the text has {len(ids)}")
     return _numbers(listed[1:], first=1)
+
+
+def _check_end(
+    tokens: Sequence[int],
+    *,
+    reason: FinishReason,
+    stop_ids: Collection[int],
+    stop: Sequence[str],
+    decode: Decode,
+) -> None:
+    """Refuse tokens behind an end, and the reason `stop` without one."""
+    for place, token in enumerate(tokens[:-1], start=1):
+        if token in stop_ids:
+            raise BadAnswer(
+                f"{len(tokens) - place} tokens follow its end token {token}: the server does not "
+                "apply `stop_token_ids`"
+            )
+    if stop:
+        # A server reads a character that spans several tokens, and so the string, some tokens late.
+        found = _string_in(decode(tokens[:-SPARE_TOKENS]), stop)
+        if found:
+            raise BadAnswer(f"its text goes on after {found!r}: the server does not apply `stop`")
+    if reason != "stop" or tokens[-1] in stop_ids:
+        return
+    # some tokenizers leave out a space at the beginning
+    newest = f" {decode(tokens[-longest_in_tokens(stop) :])}"
+    if not _string_in(newest, stop):
+        raise BadAnswer(
+            "it has finish_reason='stop', but ends with neither an end token nor a stop string of "
+            "the request: the server has another tokenizer, or its own rule for the end of a text"
+        )
+
+
+def _string_in(text: str, stop: Sequence[str]) -> str:
+    """A stop string in `text`; empty if there is none."""
+    return next((string for string in stop if string in text), "")
 
 
 def _choice(content: bytes) -> Mapping[str, Any]:

@@ -122,6 +122,9 @@ class ServerEngine(TextEngineBase):
         self.device = weight.device if device is None else device
         self.running: set[str] = set()
         self.requests = 0
+        # Calls that end the server's running requests: a request's answer may be cut by one that
+        # had not ended when the request began.
+        self.interruptions_begun = self.interruptions_ended = 0
         self.label = ""
         self.gone = ""
         """Reason why this rollout no longer uses the server; empty: it is used."""
@@ -189,10 +192,17 @@ class ServerEngine(TextEngineBase):
             stop_ids=sorted(self.tokenizer.stop_ids),
         )
         most = largest_answer(len(request.input_ids) + request.max_new_tokens)
+        past_interruptions = self.interruptions_ended
         content = await self.link.content("POST", COMPLETIONS, body=body, most_bytes=most)
         try:
             return completion(
-                content, request=request, vocab_size=self.tokenizer.vocab_size, version=version
+                content,
+                request=request,
+                vocab_size=self.tokenizer.vocab_size,
+                version=version,
+                stop_ids=self.tokenizer.stop_ids,
+                decode=self.tokenizer.decode,
+                interrupted=self.interruptions_begun > past_interruptions,
             )
         except BadAnswer as error:
             raise self._unusable(error) from error
@@ -204,7 +214,15 @@ class ServerEngine(TextEngineBase):
     async def _abort(self) -> None:
         if self.running:  # `cmpl-NAME-0` is vLLM's id of the first prompt of a request
             names = [f"cmpl-{name}-0" for name in sorted(self.running)]
-            await self.link.post("/abort_requests", {"request_ids": names})
+            await self._interrupting(self.link.post("/abort_requests", {"request_ids": names}))
+
+    async def _interrupting(self, call: Coroutine[Any, Any, Any]) -> None:
+        """Make a call that ends the server's running requests."""
+        self.interruptions_begun += 1
+        try:
+            await call
+        finally:
+            self.interruptions_ended += 1
 
     def rest(self) -> None:
         """End a rollout. The next sync detects a server that stopped after its last answer.
@@ -267,7 +285,8 @@ class ServerEngine(TextEngineBase):
         """
         self.label = f"{self._ids}-{secrets.token_hex(4)}"
         # the server's requests would mix two versions of the weights
-        self._wait(self.link.post("/pause", reconnect_s=self.restart_s, mode="abort"))
+        pause = self.link.post("/pause", reconnect_s=self.restart_s, mode="abort")
+        self._wait(self._interrupting(pause))
         self._on_workers("siirl_set_temperature", str(self.temperature))  # a restart loses it
         self._on_workers("siirl_begin_weights")
         exported = loadable(self.model, weights, self.dtype)
