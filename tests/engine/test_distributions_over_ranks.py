@@ -11,23 +11,29 @@ from tiny_training import largest_difference, make_actor, make_engine
 
 from siirl.engine.training.collectives import OneProcess
 from siirl.models import ActionTokenizer, ContinuousActions, TinyVLA, TinyVLAConfig
+from siirl.models.control_policy import ControlConfig, ControlPolicy
 from siirl.models.tiny_backbone import TinyPolicy
 from siirl.models.tiny_flow_vla import TinyFlowVLA, TinyFlowVLAConfig
 
 ROWS, CHUNKS, SENSED = 5, 3, 4
-KINDS = ("tokens", "end", "learnt", "sde")
+KINDS = ("tokens", "decisions", "gaussian", "end", "learnt", "sde")
 TOLERANCE = 1e-5  # relative, max norm
 
 
 def policy_of(kind: str) -> TinyPolicy:
-    """A small policy of tokens, or a flow with this kind of noise."""
+    """A small policy of tokens, of decisions, of a Gaussian, or a flow with this kind of noise."""
     torch.manual_seed(0)
     bounds = {"low": (-1.0, 0.0), "high": (1.0, 2.0)}
     sizes = {"chunk_length": 2, "proprioception_size": SENSED, "width": 8}
     if kind == "tokens":
         tokenizer = ActionTokenizer(bins=5, **bounds)
         return TinyVLA(TinyVLAConfig(action_tokenizer=tokenizer, **sizes))
+    if kind == "decisions":
+        tokenizer = ActionTokenizer.for_decisions((3, 5))
+        return ControlPolicy(ControlConfig(action_tokenizer=tokenizer, **sizes))
     coding = ContinuousActions(**bounds)
+    if kind == "gaussian":
+        return ControlPolicy(ControlConfig(action_tokenizer=coding, **sizes))
     return TinyFlowVLA(TinyFlowVLAConfig(action_tokenizer=coding, steps=3, noise=kind, **sizes))
 
 
