@@ -29,12 +29,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control_tasks import TASKS
+from benchmarks.control_tasks import MUJOCO_OPTIONS, TASKS
 from benchmarks.measured_on import describe_machine
 
 RESULTS = Path(__file__).parent / "results" / "control.json"
 TENTHS = 10
-ARMS = ("siirl", "sb3", "cleanrl")
+ORTHOGONAL = "siirl_orthogonal"
+"""siirl with orthogonal first weights, on tasks where the zoo's are PyTorch's."""
+SIIRL = ("siirl", ORTHOGONAL)
+ARMS = (*SIIRL, "sb3", "cleanrl")
 COMMON = ("env=gymnasium", "pipeline=ppo", "cluster=local", "env.num_servers=1")
 OUTPUT = (
     "trainer.val_episodes=0",
@@ -62,15 +65,15 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _run_missing(results: dict[str, Any], arguments: argparse.Namespace) -> None:
     done = {(run["task"], run["seed"], run["arm"], run["steps"]) for run in results["runs"]}
-    arms = [
-        arm for arm in ARMS if arm in arguments.arms and (arm != "cleanrl" or arguments.cleanrl)
-    ]
     missing = [
         (task, seed, arm)
         for task in arguments.tasks
         for seed in arguments.seeds
-        for arm in arms
-        if (task, seed, arm, TASKS[task].steps_within(arguments.steps)) not in done
+        for arm in ARMS
+        if arm in arguments.arms
+        and (arm != "cleanrl" or arguments.cleanrl)
+        and (arm != ORTHOGONAL or MUJOCO_OPTIONS in TASKS[task].siirl)
+        and (task, seed, arm, TASKS[task].steps_within(arguments.steps)) not in done
     ]
     results["stable_baselines3"] = version("stable-baselines3")
     deadline = time.monotonic() + 60 * arguments.minutes
@@ -101,13 +104,13 @@ def _run(arm: Arm, arguments: argparse.Namespace, deadline: float) -> dict[str, 
         command = [
             sys.executable,
             *(
-                siirl_words(task, seed=seed, steps=steps, folder=folder)
-                if contender == "siirl"
+                siirl_words(arm, steps=steps, folder=folder)
+                if contender in SIIRL
                 else contender_words(arm, steps=steps, folder=folder, cleanrl=arguments.cleanrl)
             ),
         ]
         seconds = _processor_seconds(command, deadline=deadline)
-        episodes = _siirl_episodes(folder, task) if contender == "siirl" else _episodes(folder)
+        episodes = _siirl_episodes(folder, task) if contender in SIIRL else _episodes(folder)
     tenths = by_tenths(episodes, steps=steps)
     print(f"{task}, seed {seed}, {contender}: {tenths[-1]}", flush=True)
     return {
@@ -150,11 +153,13 @@ def _processor_seconds(command: list[str], *, deadline: float) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def siirl_words(task: str, *, seed: int, steps: int, folder: str) -> list[str]:
+def siirl_words(arm: Arm, *, steps: int, folder: str) -> list[str]:
     """Words of siirl's command after `python`."""
+    task, seed, contender = arm
     updates = steps // TASKS[task].steps_of_update
     return [
         *("-m", "siirl.train", *COMMON, f"env.id={task}", *TASKS[task].siirl, *OUTPUT),
+        *(("actor_rollout_ref.model.options.orthogonal=true",) if contender == ORTHOGONAL else ()),
         *(f"trainer.total_steps={updates}", f"trainer.seed={seed}"),
         f"trainer.output_dir={folder}",
     ]

@@ -71,7 +71,7 @@ def _words(contender: str, task: str, *, steps: int, folder: str) -> list[str]:
         arm = (task, SEED, name)
         words = contender_words(arm, steps=steps, folder=folder, cleanrl=None)
         return [*words, *(["--processes"] if elsewhere else [])]
-    words = siirl_words(task, seed=SEED, steps=steps, folder=folder)
+    words = siirl_words((task, SEED, "siirl"), steps=steps, folder=folder)
     if not elsewhere:
         return words
     of_a_server = max(1, TASKS[task].environments // CORES)
