@@ -35,7 +35,8 @@ def learning_curves(results: Sequence[dict[str, Any]], file: Path) -> None:
                 alpha=0.8,
                 label=arm if run is runs[0] else None,
             )
-        shift = 0.2 * (place - (len(arms) - 1) / 2)  # arms beside each other around the tick
+        width = min(0.2, 0.9 / len(arms))
+        shift = width * (place - (len(arms) - 1) / 2)  # arms beside each other around the tick
         for offset, run in enumerate(runs):
             for when, x in (("before", 0), ("after", 1)):
                 interval = run[when]["sampled"]["all"]
@@ -44,7 +45,7 @@ def learning_curves(results: Sequence[dict[str, Any]], file: Path) -> None:
                     [100 * (interval["high"] - interval["rate"])],
                 ]
                 bars.errorbar(
-                    x + shift + 0.04 * offset,
+                    x + shift + width / 5 * offset,
                     100 * interval["rate"],
                     error,
                     fmt="o",
