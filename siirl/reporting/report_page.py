@@ -98,7 +98,7 @@ def write_report(folder: Path, *, live_s: int | None = None) -> Path:
     """
     rows = read_run(folder)
     whole = with_earlier(rows, folder)
-    earlier, changed = comparable_rows(folder, before=rows[0]["step"])
+    earlier, changed = comparable_rows(folder, before=_first_step(rows))
     compared = [*map(_numbers, earlier), *rows]
     index = read_video_index(folder / VIDEOS_FOLDER)
     videos, sources = _videos(folder, index.rows, embed=live_s is None)
@@ -172,8 +172,12 @@ def with_earlier(rows: Sequence[Row], folder: Path) -> list[Row]:
     Raises:
         ValueError: A damaged line of an earlier run.
     """
-    earlier = earlier_rows(folder, before=rows[0]["step"])
+    earlier = earlier_rows(folder, before=_first_step(rows))
     return [*map(_numbers, earlier), *rows]
+
+
+def _first_step(rows: Sequence[Row]) -> int:
+    return min(row["step"] for row in rows)
 
 
 def read_run(folder: Path) -> list[Row]:
