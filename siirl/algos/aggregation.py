@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from siirl.algos.masked import masked_mean, masked_sum
+from siirl.algos.masked import masked_mean
 from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 
@@ -36,7 +36,12 @@ class Aggregation:
     """Whether the numerator is divided by a fixed length."""
 
 
-_row_sums = functools.partial(masked_sum, axis=-1)
+def _row_sums(loss_BT: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
+    # `aggregate_loss` has checked both
+    row_sums_B: torch.Tensor = torch.where(kept_BT, loss_BT, 0.0).sum(-1)
+    return row_sums_B
+
+
 _row_means = functools.partial(masked_mean, axis=-1)
 
 AGGREGATIONS: dict[str, Aggregation] = {

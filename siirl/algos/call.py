@@ -6,7 +6,7 @@ refused when the function is registered, before the run starts.
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Hashable, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 from siirl.errors import ConfigError
@@ -83,6 +83,18 @@ def parameters_of(function: Callable[..., Any], *, kind: str) -> Mapping[str, in
         ) from error
 
 
+def read_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of `function` by name, read once: a loss runs in every mini-batch."""
+    if isinstance(function, Hashable):
+        return _remembered(function)
+    return inspect.signature(function).parameters
+
+
+@functools.lru_cache(maxsize=256)
+def _remembered(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
 def named_arguments(
     function: Callable[..., Any], available: Mapping[str, Any], *, kind: str
 ) -> dict[str, Any]:
@@ -92,7 +104,7 @@ def named_arguments(
     Raises:
         ConfigError: A required argument is not available; the message lists the available ones.
     """
-    parameters = inspect.signature(function).parameters
+    parameters = read_parameters(function)
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(available)
     for name, parameter in parameters.items():

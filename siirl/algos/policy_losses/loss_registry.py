@@ -16,7 +16,13 @@ from typing import Any
 
 import torch
 
-from siirl.algos.call import check_arguments, name_of, named_arguments, same_definition
+from siirl.algos.call import (
+    check_arguments,
+    name_of,
+    named_arguments,
+    read_parameters,
+    same_definition,
+)
 from siirl.algos.tensor_checks import as_bool_mask, require_finite, require_same_shape
 from siirl.errors import ConfigError, UnknownNameError
 
@@ -163,7 +169,7 @@ def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
     }
     result = PolicyLoss(loss_BT=returned.loss_BT, metrics_BT=metrics_BT)
     weights_BT = available.get("importance_weights_BT")
-    if weights_BT is None or "importance_weights_BT" in inspect.signature(function).parameters:
+    if weights_BT is None or "importance_weights_BT" in read_parameters(function):
         return result
     require_same_shape(loss=result.loss_BT, importance_weights=weights_BT)
     return PolicyLoss(loss_BT=result.loss_BT * weights_BT, metrics_BT=result.metrics_BT)

@@ -24,7 +24,13 @@ from siirl.algos.log_probs import TokenScores
 from siirl.algos.tensor_checks import require_finite
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.actor.actor_loss import COMPARED, LARGEST_GAP, MEAN_GAP, SELECTED, ActorLoss
-from siirl.engine.training.batch_cuts import mini_batch_rows, row_places, rows_by_id, take_rows
+from siirl.engine.training.batch_cuts import (
+    mini_batch_rows,
+    row_places,
+    rows_by_id,
+    take_rows,
+    with_bool_masks,
+)
 from siirl.engine.training.batch_loss import LossSum, TrainStep
 from siirl.engine.training.collectives import fail_together
 from siirl.engine.training.train_engine import TrainEngine
@@ -107,7 +113,9 @@ class Actor:
         """
         old_column = self._old_column(batch, on_policy)
         # a selection needs the unique ids
-        columns = batch if self.loss.selects else without_texts(batch)
+        columns = with_bool_masks(
+            batch if self.loss.selects else without_texts(batch), ranks=self.engine.ranks
+        )
         owned = rows_by_id(batch, self.engine.ranks)
         steps: list[TrainStep] = []
         for epoch in range(self.config.ppo_epochs):

@@ -224,14 +224,15 @@ class ActorLoss:
         log_ratio_BT = log_ratio(
             log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT
         )
-        if self.config.entropy_coef != 0:
-            require_finite(mask=kept_BT, entropy=scores.entropy_BT.detach())
+        require_finite(mask=kept_BT, entropy=scores.entropy_BT.detach())
         available = self._arguments(rows, log_probs_BT, old_BT, kept_BT)
         result = policy_loss(name=self.name, available=available)
         tokens_BT = {"entropy": scores.entropy_BT, **result.metrics_BT}
         if self.weighted:
             tokens_BT["importance_weight"] = available["importance_weights_BT"]
-        loss_BT = result.loss_BT - self.config.entropy_coef * scores.entropy_BT
+        loss_BT = result.loss_BT
+        if self.config.entropy_coef != 0:
+            loss_BT = loss_BT - self.config.entropy_coef * scores.entropy_BT
         if self.uses_kl:
             tokens_BT["kl_loss"] = self._kl(log_probs_BT, rows, kept_BT)
             loss_BT = loss_BT + self.config.kl_loss_coef * tokens_BT["kl_loss"]
@@ -251,10 +252,10 @@ class ActorLoss:
             denominator=1.0,
             horizon=self.horizon,
         )
+        loss = aggregated(loss_BT=loss_BT)
+        pg_loss = loss if loss_BT is result.loss_BT else aggregated(loss_BT=result.loss_BT)
         return LossSum(
-            loss=aggregated(loss_BT=loss_BT),
-            sums={"tokens": kept_BT.sum(), "pg_loss": aggregated(loss_BT=result.loss_BT), **sums},
-            maxima=maxima,
+            loss=loss, sums={"tokens": kept_BT.sum(), "pg_loss": pg_loss, **sums}, maxima=maxima
         )
 
     def _kl(

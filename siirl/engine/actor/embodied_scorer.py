@@ -49,7 +49,7 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     inputs, executed = inputs_of_executed_chunks(micro_batch, kept_BT=kept_BT)
     distribution = require_distribution(module(**inputs), policy=type(module).__name__)
 
-    choices = choices_BT.unflatten(1, (executed.chunks, -1))[executed.places_N]
+    choices = executed.of(choices_BT.unflatten(1, (executed.chunks, -1)))
     require_choices(distribution, choices)
     # The loss refuses numbers that are not finite, after all ranks have run the module.
     scores = distribution.tempered(temperature).scores(choices)
@@ -68,6 +68,12 @@ class ExecutedChunks:
     """Row and chunk of each, int64 [N]."""
     chunks: int
     """Chunks of a row, C."""
+    every: bool
+    """Whether they are all chunks of all rows, in order: nothing is gathered or scattered."""
+
+    def of(self, values_BC: torch.Tensor) -> torch.Tensor:
+        """Entries [N, ...] of `values_BC` [B, C, ...]."""
+        return values_BC.flatten(0, 1) if self.every else values_BC[self.places_N]
 
 
 def inputs_of_executed_chunks(
@@ -78,19 +84,22 @@ def inputs_of_executed_chunks(
     On several ranks the policy must run, even for padding rows, so there is at least one row.
     """
     chunks = number_of_chunks(micro_batch)
-    row_N, chunk_N = kept_BT.unflatten(1, (chunks, -1)).any(-1).nonzero().unbind(1)
+    executed_BC = kept_BT.unflatten(1, (chunks, -1)).any(-1)
+    row_N, chunk_N = executed_BC.nonzero().unbind(1)
+    every = 0 < len(row_N) == executed_BC.numel()
     if not len(row_N):
         row_N = chunk_N = row_N.new_zeros(1)
+    executed = ExecutedChunks(places_N=(row_N, chunk_N), chunks=chunks, every=every)
     inputs = {
-        name: micro_batch[name][row_N, chunk_N] if name in micro_batch else None
+        name: executed.of(micro_batch[name]) if name in micro_batch else None
         for name in CHUNK_COLUMNS
     }
     inputs["instruction_ids"] = (  # its own, or that of its row
-        micro_batch["chunk_instruction_ids"][row_N, chunk_N]
+        executed.of(micro_batch["chunk_instruction_ids"])
         if "chunk_instruction_ids" in micro_batch
         else micro_batch["instruction_ids"][row_N]
     )
-    return inputs, ExecutedChunks(places_N=(row_N, chunk_N), chunks=chunks)
+    return inputs, executed
 
 
 def observe_rows(rows: TensorDict, *, policy: Policy, ranks: Ranks) -> None:
@@ -109,8 +118,11 @@ def put_back(
 
     Tokens that were not executed get 0.
     """
-    values_BCS = values_NS.new_zeros((len(kept_BT), executed.chunks, values_NS.shape[1]))
-    values_BT = values_BCS.index_put(executed.places_N, values_NS).flatten(1)
+    if executed.every:
+        values_BT = values_NS.reshape(kept_BT.shape)
+    else:
+        values_BCS = values_NS.new_zeros((len(kept_BT), executed.chunks, values_NS.shape[1]))
+        values_BT = values_BCS.index_put(executed.places_N, values_NS).flatten(1)
     return torch.where(kept_BT, values_BT, torch.zeros_like(values_BT))
 
 

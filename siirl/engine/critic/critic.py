@@ -21,7 +21,12 @@ from siirl.algos.value_loss import clipped_value_loss
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.critic.value_model import ValueModel
 from siirl.engine.critic.value_scorers import states_behind
-from siirl.engine.training.batch_cuts import mini_batch_rows, rows_by_id, take_rows
+from siirl.engine.training.batch_cuts import (
+    mini_batch_rows,
+    rows_by_id,
+    take_rows,
+    with_bool_masks,
+)
 from siirl.engine.training.batch_loss import LossSum, TrainStep
 from siirl.engine.training.collectives import fail_together
 from siirl.engine.training.train_engine import TrainEngine
@@ -136,7 +141,7 @@ class Critic:
         first = self.model.normalize_returns and not self.model.has_seen_returns
         clip_range = math.inf if first else self.clip_range
         self.model.observe_returns(batch["returns"], kept_BT, ranks=self.engine.ranks)
-        columns = without_texts(batch)
+        columns = with_bool_masks(without_texts(batch), ranks=self.engine.ranks)
         owned = rows_by_id(batch, self.engine.ranks)
         steps: list[TrainStep] = []
         for _ in range(self.epochs):

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDict
 
+from siirl.algos.tensor_checks import as_bool_mask
 from siirl.data_coordinator.balance import micro_batches_by_budget
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.training.collectives import Collectives, fail_together
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, TensorError
 from siirl.occupation import OCCUPATION
 
 RowOwners = list[tuple[str, int, int]]
@@ -108,7 +109,7 @@ class Part:
 
 RowCutting = Callable[[TensorDict], Sequence[Part]]
 """Cuts the rows of a batch into parts; every kept token is in exactly one."""
-CUT_MASKS = ("response_mask", "value_mask")
+MASKS = ("response_mask", "value_mask")
 
 
 class MicroBatches:
@@ -231,6 +232,25 @@ def row_lengths(batch: TensorDict) -> torch.Tensor:
     return mask.sum(1).long()
 
 
+def with_bool_masks(batch: TensorDict, *, ranks: Collectives) -> TensorDict:
+    """The same columns with masks as booleans, checked once instead of in every mini-batch.
+
+    Every rank calls it.
+
+    Raises:
+        TensorError: A mask of this rank with values other than 0 and 1; InvariantError on the
+            others.
+    """
+    masks: dict[str, torch.Tensor] = {}
+    failure: TensorError | None = None
+    try:
+        masks = {name: as_bool_mask(batch[name], name=name) for name in MASKS if name in batch}
+    except TensorError as error:
+        failure = error
+    fail_together(ranks, failure)
+    return TensorDict({**dict(batch.items()), **masks}, batch_size=batch.batch_size)
+
+
 def take_rows(batch: TensorDict, rows: Sequence[int] | torch.Tensor) -> TensorDict:
     """Rows with these ascending indices; all of them are the batch itself.
 
@@ -261,8 +281,8 @@ def without_places(batch: TensorDict) -> TensorDict:
 
 def _masked(batch: TensorDict, places_BT: torch.Tensor) -> TensorDict:
     masks = {
-        name: torch.where(places_BT.to(batch[name].device), batch[name], 0)
-        for name in CUT_MASKS
+        name: torch.where(places_BT.to(batch[name].device), batch[name], False)
+        for name in MASKS
         if name in batch
     }
     return TensorDict({**dict(batch.items()), **masks}, batch_size=batch.batch_size)

@@ -78,11 +78,7 @@ class LossTally:
         A dummy micro-batch (`counts` is False) adds only the names, so that all ranks have the
         same.
         """
-        scalars = [part.loss, *part.sums.values(), *part.maxima.values()]
-        here = [
-            scalar.detach().to(part.loss.device, torch.float64).reshape(()) for scalar in scalars
-        ]
-        loss, *values = torch.stack(here).tolist()  # one transfer from the device
+        loss, *values = _numbers([part.loss, *part.sums.values(), *part.maxima.values()])
         if counts:
             self.loss += loss
         for name, value in zip(part.sums, values[: len(part.sums)], strict=True):
@@ -102,6 +98,15 @@ class LossTally:
             sums=dict(zip(self.sums, sums[1:], strict=True)),
             maxima=dict(zip(self.maxima, maxima, strict=True)),
         )
+
+
+def _numbers(scalars: list[torch.Tensor]) -> list[float]:
+    device = scalars[0].device
+    if device.type == "cpu":
+        return [float(scalar) for scalar in scalars]
+    here = [scalar.detach().to(device, torch.float64).reshape(()) for scalar in scalars]
+    numbers: list[float] = torch.stack(here).tolist()  # one transfer from the device
+    return numbers
 
 
 def _float64(numbers: list[float]) -> torch.Tensor:

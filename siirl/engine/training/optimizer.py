@@ -6,6 +6,7 @@ the layer, not how well it generalises. State is saved by name, not by number, s
 module on any number of ranks.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -33,19 +34,11 @@ def build_optimizer(module: nn.Module, settings: OptimizerArguments) -> torch.op
     size on a GPU, and on a CPU a loop that took 8 % of a step of small networks (CartPole).
     """
     decayed = decayed_names(module)
-    trained = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
-    groups = [
-        {
-            "params": [weight for name, weight in trained if name in decayed],
-            "weight_decay": settings.weight_decay,
-        },
-        {
-            "params": [weight for name, weight in trained if name not in decayed],
-            "weight_decay": 0.0,
-        },
-    ]
+    weights: dict[float, list[nn.Parameter]] = defaultdict(list)  # by decay: one kernel each
+    for name, weight in trained_parameters(module):
+        weights[settings.weight_decay if name in decayed else 0.0].append(weight)
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [{"params": params, "weight_decay": decay} for decay, params in weights.items()],
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
         fused=True,
