@@ -103,7 +103,7 @@ class LossTally:
 def _numbers(scalars: list[torch.Tensor]) -> list[float]:
     device = scalars[0].device
     if device.type == "cpu":
-        return [float(scalar) for scalar in scalars]
+        return [float(scalar.detach()) for scalar in scalars]
     here = [scalar.detach().to(device, torch.float64).reshape(()) for scalar in scalars]
     numbers: list[float] = torch.stack(here).tolist()  # one transfer from the device
     return numbers
