@@ -326,6 +326,18 @@ def test_an_entropy_that_is_not_finite_is_named():
     rows = trajectories(2)
     log_probs_BT = torch.zeros(rows["response_mask"].shape)
     scores = TokenScores(log_probs_BT, torch.full_like(log_probs_BT, math.nan))
-    loss = resolved("pipeline=grpo", f"{ACTOR}.entropy_coef=0.01")
-    with pytest.raises(TensorError, match="entropy is nan"):
-        loss.of_micro_batch(scores, rows, old_column=None, gap=False, version=None)
+    for coefficient in (0, 0.01):
+        loss = resolved("pipeline=grpo", f"{ACTOR}.entropy_coef={coefficient}")
+        with pytest.raises(TensorError, match="entropy is nan"):
+            loss.of_micro_batch(scores, rows, old_column=None, gap=False, version=None)
+
+
+def test_an_entropy_without_a_weight_has_no_gradient():
+    rows = trajectories(2)
+    zeros_BT = torch.zeros(rows["response_mask"].shape)
+    for coefficient in (0, 0.01):
+        entropy_BT = zeros_BT.clone().requires_grad_()
+        scores = TokenScores(zeros_BT.clone().requires_grad_(), entropy_BT)
+        loss = resolved("pipeline=grpo", f"{ACTOR}.entropy_coef={coefficient}")
+        loss.of_micro_batch(scores, rows, old_column=None, gap=False, version=None).loss.backward()
+        assert (entropy_BT.grad is None) == (coefficient == 0)

@@ -60,6 +60,24 @@ def test_a_chunk_with_an_instruction_of_its_own_is_scored_under_it():
     assert not torch.allclose(found[:TOKENS], before[:TOKENS])
 
 
+def test_rows_whose_chunks_were_all_executed_score_as_beside_a_shorter_row():
+    policy, batch = TinyPolicy(), trajectories(4)
+    batch["response_mask"][:] = 1
+    beside = batch.clone()
+    beside["response_mask"][3, TOKENS:] = 0
+    gradients = []
+    for rows in (batch, beside):
+        policy.zero_grad()
+        scores = embodied_scorer(policy, rows, 1.0)
+        (scores.log_probs_BT[:3] + scores.entropy_BT[:3]).sum().backward()
+        gradients.append([weight.grad.clone() for weight in policy.parameters()])
+        found = scores.log_probs_BT[:3].detach(), scores.entropy_BT[:3].detach()
+        for token in (0, TOKENS, CHUNKS * TOKENS - 1):
+            torch.testing.assert_close(found[0][1, token], by_hand(policy, rows, 1, token, 1.0))
+    for of_all, of_some in zip(*gradients, strict=True):
+        torch.testing.assert_close(of_all, of_some)
+
+
 def test_tokens_that_were_not_executed_have_no_log_probs():
     batch = trajectories(5)
     scores = embodied_scorer(TinyPolicy(), batch, 1.0)

@@ -1,11 +1,13 @@
 """Rows of each optimiser step."""
 
+import pytest
 import torch
 from tensordict import TensorDict
 from tiny_training import trajectories
 
-from siirl.engine.training.batch_cuts import mini_batch_rows
+from siirl.engine.training.batch_cuts import mini_batch_rows, with_bool_masks
 from siirl.engine.training.collectives import OneProcess
+from siirl.errors import InvariantError, TensorError
 
 
 class Seat(OneProcess):
@@ -64,3 +66,26 @@ def test_ranks_together_make_the_mini_batches_of_one_rank_however_rows_are_sprea
 
 def test_no_rows_on_any_rank_are_one_empty_mini_batch():
     assert parts([[], []], rank=1) == [[]]
+
+
+def masked(*values):
+    return TensorDict({"response_mask": torch.tensor([values])}, batch_size=[1])
+
+
+def test_masks_become_booleans_and_a_number_between_is_refused_on_every_rank():
+    batch = with_bool_masks(masked(0, 1, 1), ranks=OneProcess())
+    assert batch["response_mask"].tolist() == [[False, True, True]]
+    with pytest.raises(TensorError, match="response_mask is 2"):
+        with_bool_masks(masked(0, 2, 1), ranks=OneProcess())
+    message = "TensorError: response_mask is 2"
+
+    class Other(OneProcess):
+        """A rank beside one that fails."""
+
+        def gather_objects(self, thing):
+            return [message, thing]
+
+    with pytest.raises(
+        InvariantError, match="Rank 0 failed, so all stop: TensorError: response_mask"
+    ):
+        with_bool_masks(masked(0, 1, 1), ranks=Other())
