@@ -15,7 +15,7 @@ import abc
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeGuard
+from typing import Self
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from siirl.algos.log_probs import TokenScores, check_temperature, token_scores
 from siirl.algos.sampling import Sampling, draw
-from siirl.errors import ConfigError, TensorError
+from siirl.errors import ConfigError
 
 HALF_STEP = 2.0**-25  # float32 numbers in [0, 1) are multiples of 2^-24, and 0 has no quantile
 NODES = 32  # of the quadrature; the entropy's error is below 1e-3 nats up to a deviation of 2
@@ -110,45 +110,6 @@ class ActionDistribution(abc.ABC):
                 f"actor_rollout_ref.rollout.top_p={top_p}: {cls.__name__} has no tokens to "
                 "restrict; leave it at 1."
             )
-
-
-def require_distribution(output: Any, *, policy: str) -> ActionDistribution:
-    """The output of a policy.
-
-    Raises:
-        ConfigError: It is not a distribution, or FSDP2 would not find its tensors.
-    """
-    if not isinstance(output, ActionDistribution):
-        raise ConfigError(
-            f"{policy}.forward returned a {type(output).__name__}: it must return an action "
-            "distribution, for example siirl.models.Categorical(logits)."
-        )
-    fields = {field.name for field in dataclasses.fields(output)} if _is_data(output) else set()
-    if hidden := sorted(set(vars(output)) - fields):
-        raise ConfigError(
-            f"{policy}.forward returned a {type(output).__name__} whose {', '.join(hidden)} is not "
-            "a field: decorate the class with dataclasses.dataclass, because sharded training "
-            "finds tensors in fields only."
-        )
-    return output
-
-
-def require_scores(distribution: ActionDistribution, **scores: torch.Tensor) -> None:
-    """Check that each method named in `scores` returned a number per token, [N, T].
-
-    Raises:
-        ConfigError: A method of the distribution returned another shape.
-    """
-    for method, found in scores.items():
-        if found.shape != distribution.shape:
-            raise ConfigError(
-                f"{type(distribution).__name__}.{method} returned the shape {tuple(found.shape)}; "
-                f"expected {distribution.shape}: rows, and tokens of a chunk."
-            )
-
-
-def _is_data(output: ActionDistribution) -> TypeGuard[Any]:
-    return dataclasses.is_dataclass(output)
 
 
 @dataclass(eq=False)
@@ -324,14 +285,3 @@ def normal_entropy(log_std: torch.Tensor) -> torch.Tensor:
 def log_slope_of_tanh(u: torch.Tensor) -> torch.Tensor:
     """`log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u))`, without loss of digits at large u."""
     return 2 * (math.log(2) - u - functional.softplus(-2 * u))
-
-
-def require_choices(distribution: ActionDistribution, choices: torch.Tensor) -> None:
-    """Raise TensorError for choices with another number of rows or tokens."""
-    rows, tokens = distribution.shape
-    if (rows, tokens) != tuple(choices.shape[:2]):
-        raise TensorError(
-            f"The policy's distribution has {rows} chunks of {tokens} tokens, but the batch has "
-            f"{choices.shape[0]} of {choices.shape[1]}: it comes from a policy with another chunk "
-            "length or number of action dimensions."
-        )

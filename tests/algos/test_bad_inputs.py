@@ -212,7 +212,10 @@ OTHERS = {
     "register_policy_loss": "takes functions",
     "wide_product": "a product of matrices; who makes scores of it refuses them",
     "with_bootstrap": "checks its own values; the estimator that takes its rewards checks those",
-    **dict.fromkeys(("require_choices", "require_scores"), "is the check itself"),
+    **dict.fromkeys(
+        ("check_own", "require_choices", "require_gradient", "require_scores"),
+        "is the check itself",
+    ),
     **dict.fromkeys(
         ("draw", "in_fixed_point", "most_likely", "nucleus"),
         "acts, on what a policy put out; its log-probs are checked where they are trained on",

@@ -12,11 +12,9 @@ from siirl.algos.distributions import (
     Categorical,
     Gaussian,
     SquashedGaussian,
-    require_choices,
-    require_distribution,
     standard_normal,
 )
-from siirl.errors import ConfigError, TensorError
+from siirl.errors import ConfigError
 
 MEAN = torch.tensor([[0.3, -0.8, 1.4]])
 LOG_STD = torch.tensor([[-0.5, 0.1, -1.2]])
@@ -147,31 +145,6 @@ def test_imitation_of_values_at_the_ends_of_the_range_has_a_finite_loss():
     ends = torch.tensor([[-1.0, 1.0, 0.0]])
     loss = SquashedGaussian(MEAN, LOG_STD).imitation_loss(ends, generator=torch.Generator())
     assert loss.isfinite()
-
-
-def test_a_distribution_with_a_tensor_outside_of_its_fields_is_refused():
-    """FSDP2 would not find it in a module's output, and would not reduce gradients."""
-
-    class Own(Gaussian):
-        """A user's distribution without the decorator."""
-
-        def __init__(self, mean: torch.Tensor) -> None:
-            super().__init__(mean, torch.zeros(()))
-            self.shift = mean.mean()
-
-    with pytest.raises(ConfigError, match=r"Own whose shift is not a field: decorate the class"):
-        require_distribution(Own(MEAN), policy="Mine")
-    assert require_distribution(Gaussian(MEAN, LOG_STD), policy="Mine").shape == (1, 3)
-
-
-def test_a_policy_that_returns_logits_is_refused_with_the_remedy():
-    with pytest.raises(ConfigError, match=r"Mine.forward returned a Tensor.*Categorical\(logits\)"):
-        require_distribution(torch.zeros(1, 2, 3), policy="Mine")
-
-
-def test_choices_of_another_length_are_refused():
-    with pytest.raises(TensorError, match="1 chunks of 3 tokens, but the batch has 1 of 4"):
-        require_choices(Gaussian(MEAN, LOG_STD), torch.zeros(1, 4))
 
 
 @pytest.mark.parametrize("kind", [Gaussian, SquashedGaussian])

@@ -22,7 +22,7 @@ class TwoTokens(nn.Module):
     """
 
     chunk_length = 2
-    tokens_per_chunk = 2
+    tokens_per_chunk = uniforms_per_chunk = 2
     action_tokenizer = ActionTokenizer(bins=4, low=(-1.0,), high=(1.0,))
     distribution = Categorical
 
@@ -114,6 +114,20 @@ def test_log_probs_of_another_shape_are_refused():
     with pytest.raises(
         ConfigError, match=r"Joint.log_prob returned the shape \(1,\); expected \(1, 2\)"
     ):
+        ask(engine(Policy()), request("a", 0.0, [0.5, 0.5]))
+
+
+def test_a_users_distribution_is_checked_before_its_first_actions():
+    @dataclass(eq=False)
+    class Narrow(Categorical):
+        def mode(self):
+            return super().mode()[:, :1]
+
+    class Policy(TwoTokens):
+        def forward(self, **inputs):
+            return Narrow(super().forward(**inputs).logits)
+
+    with pytest.raises(ConfigError, match=r"Narrow\.mode returned the shape \(1, 1\)"):
         ask(engine(Policy()), request("a", 0.0, [0.5, 0.5]))
 
 

@@ -14,7 +14,12 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from siirl.algos.distributions import require_choices, require_distribution, require_scores
+from siirl.algos.distribution_checks import (
+    require_choices,
+    require_distribution,
+    require_gradient,
+    require_scores,
+)
 from siirl.algos.log_probs import TokenScores
 from siirl.algos.ranks import Ranks
 from siirl.algos.tensor_checks import as_bool_mask
@@ -41,7 +46,8 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
         temperature: Temperature of the policy's distribution.
 
     Raises:
-        ConfigError: The policy returned no distribution, or one with scores of another shape.
+        ConfigError: The policy returned no distribution, or one whose scores have another shape or,
+            in a training pass, no gradient.
         TensorError: Shapes of columns that disagree with each other or with the distribution.
     """
     choices_BT = micro_batch["responses"]
@@ -54,6 +60,7 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     # The loss refuses numbers that are not finite, after all ranks have run the module.
     scores = distribution.tempered(temperature).scores(choices)
     require_scores(distribution, log_prob=scores.log_probs_BT, entropy=scores.entropy_BT)
+    require_gradient(distribution, scores.log_probs_BT)
     return TokenScores(
         log_probs_BT=put_back(scores.log_probs_BT, executed, kept_BT),
         entropy_BT=put_back(scores.entropy_BT, executed, kept_BT),

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from siirl.algos.distributions import ActionDistribution, require_distribution, require_scores
+from siirl.algos.distribution_checks import check_own, require_distribution, require_scores
+from siirl.algos.distributions import ActionDistribution
 from siirl.engine.rollout.acting import ActRequest, ActResponse
 from siirl.engine.rollout.engine import EngineCounts
 from siirl.errors import ConfigError, RunFailed
@@ -73,6 +74,7 @@ class EmbodiedEngine:
         self.waiting: list[tuple[ActRequest, asyncio.Future[ActResponse]]] = []
         self.flush_scheduled = False
         self.counts = EngineCounts()
+        self._checked = False
 
     def rest(self) -> None:
         """See `RolloutEngine`; does nothing, because the policy is the trained module."""
@@ -166,6 +168,9 @@ class EmbodiedEngine:
                 instruction_ids=self._tensor([row.instruction_ids for row in rows]),
             )
             distribution = self._tempered(self._distribution(output))
+            if not self._checked:
+                check_own(distribution, uniforms=self.policy.uniforms_per_chunk)
+                self._checked = True
             chosen, scored = self._choose(distribution, [row.uniforms for row in rows])
             require_scores(distribution, log_prob=scored)
             values = distribution.values(chosen).cpu().numpy()

@@ -1,0 +1,119 @@
+"""Distributions that policies return: refused before they train, or named in a warning."""
+
+import logging
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from siirl.algos.distribution_checks import (
+    check_own,
+    require_choices,
+    require_distribution,
+    require_gradient,
+)
+from siirl.algos.distributions import Categorical, Gaussian, SquashedGaussian
+from siirl.errors import ConfigError, TensorError
+
+MEAN = torch.tensor([[0.3, -0.8, 1.4]])
+LOG_STD = torch.tensor([[-0.5, 0.1, -1.2]])
+
+
+def test_a_distribution_with_a_tensor_outside_of_its_fields_is_refused():
+    """FSDP2 would not find it in a module's output, and would not reduce gradients."""
+
+    class Own(Gaussian):
+        """A user's distribution without the decorator."""
+
+        def __init__(self, mean: torch.Tensor) -> None:
+            super().__init__(mean, torch.zeros(()))
+            self.shift = mean.mean()
+
+    with pytest.raises(ConfigError, match=r"Own whose shift is not a field: decorate the class"):
+        require_distribution(Own(MEAN), policy="Mine")
+    assert require_distribution(Gaussian(MEAN, LOG_STD), policy="Mine").shape == (1, 3)
+
+
+def test_a_policy_that_returns_logits_is_refused_with_the_remedy():
+    with pytest.raises(ConfigError, match=r"Mine.forward returned a Tensor.*Categorical\(logits\)"):
+        require_distribution(torch.zeros(1, 2, 3), policy="Mine")
+
+
+def test_choices_of_another_length_are_refused():
+    with pytest.raises(TensorError, match="1 chunks of 3 tokens, but the batch has 1 of 4"):
+        require_choices(Gaussian(MEAN, LOG_STD), torch.zeros(1, 4))
+
+
+def own(base=Gaussian, **methods):
+    """A user's distribution: `base` with some methods of its own."""
+    return dataclass(eq=False)(type("Own", (base,), {"__module__": "own", **methods}))
+
+
+def checked(kind, caplog) -> list[str]:
+    """Warnings about a distribution of a user at two observations."""
+    with caplog.at_level(logging.WARNING):
+        check_own(kind(MEAN.expand(2, 3), LOG_STD), uniforms=3)
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("base", [Gaussian, SquashedGaussian])
+def test_a_correct_distribution_passes_without_a_word(base, caplog):
+    assert checked(own(base), caplog) == []
+
+
+def test_a_correct_categorical_passes_without_a_word(caplog):
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    check_own(own(Categorical)(logits), uniforms=3)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("method", "function"),
+    [
+        ("sample", lambda self, uniforms_NU, *, top_p=1.0: self.mean[:1]),
+        ("sample", lambda self, uniforms_NU, *, top_p=1.0: self.mean[:, :1]),
+        ("mode", lambda self: self.mean[:1]),
+        ("entropy", lambda self: self.log_std[0, 0]),
+    ],
+)
+def test_a_method_that_returns_another_shape_is_refused(method, function, caplog):
+    with pytest.raises(ConfigError, match=rf"Own\.{method} returned the shape"):
+        checked(own(**{method: function}), caplog)
+
+
+def test_samples_of_the_global_generator_are_refused(caplog):
+    kind = own(sample=lambda self, uniforms_NU, *, top_p=1.0: torch.randn_like(self.mean))
+    with pytest.raises(ConfigError, match="two results for the same uniform numbers"):
+        checked(kind, caplog)
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        {"sample": lambda self, uniforms_NU, *, top_p=1.0: self.mean + 5},
+        {"log_prob": lambda self, choices: Gaussian.log_prob(self, choices) + 1},
+        {"entropy": lambda self: Gaussian.entropy(self) + 1},
+        {"sample": lambda self, uniforms_NU, *, top_p=1.0: 2 * Gaussian.sample(self, uniforms_NU)},
+    ],
+)
+def test_methods_of_different_distributions_are_named(methods, caplog):
+    (warning,) = checked(own(**methods), caplog)
+    assert "sample, log_prob and entropy are not of one distribution" in warning
+
+
+def test_siirls_own_distributions_are_not_drawn_from():
+    broken = Gaussian(MEAN, torch.full((1, 3), math.nan))
+    check_own(broken, uniforms=1)  # too few numbers for a sample
+
+
+def test_log_probs_without_a_gradient_are_refused_in_a_training_pass():
+    distribution = Gaussian(MEAN.clone().requires_grad_(), LOG_STD)
+    log_probs = distribution.log_prob(MEAN)
+    require_gradient(distribution, log_probs)
+    with pytest.raises(
+        ConfigError, match=r"Gaussian\.log_prob returned numbers without a gradient"
+    ):
+        require_gradient(distribution, log_probs.detach())
+    with torch.no_grad():
+        require_gradient(distribution, log_probs.detach())
