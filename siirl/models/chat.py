@@ -114,9 +114,12 @@ class ChatTokenizer:
         Raises:
             ConfigError: The template refuses these messages (an unknown role), or pictures for a
                 text model.
-            ValueError: A picture that cannot be read, or is not in its place.
+            ValueError: A picture that cannot be read, or is not in its place; a placeholder without
+                a picture. A text model reads the placeholder as text.
         """
         seen = self.pictures_of(pictures)
+        if seen is not None:
+            _check_placeholders(messages, pictures=len(pictures))
         if seen is not None and pictures:
             ids = self._ids(self._render([_in_parts(entry) for entry in messages], generate=True))
             return seen.in_places(ids)
@@ -278,6 +281,16 @@ def _generation_stops(source: str) -> list[int]:
     if stops is None:
         return []
     return [stops] if isinstance(stops, int) else list(stops)
+
+
+def _check_placeholders(messages: Sequence[Message], *, pictures: int) -> None:
+    placeholders = sum(entry["content"].count(PICTURE) for entry in messages)
+    if placeholders != pictures:
+        raise ValueError(
+            f"the prompt has {PICTURE} {placeholders} times, but the row has {pictures} pictures: "
+            "give one for each in the column images (only a text model reads the placeholder as "
+            "text)"
+        )
 
 
 def _in_parts(entry: Message) -> dict[str, Any]:

@@ -172,8 +172,22 @@ def test_white_is_behind_transparent_parts():
     assert PictureSource(data=stream.getvalue()).open().getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_text_about_image_tags_stays_text_without_the_column(tmp_path):
-    row = {name: value for name, value in columns([], "An <image> tag").items() if name != "images"}
-    path = jsonl_of(tmp_path / "rows.jsonl", row)
+def without_the_column(path, **others):
+    row = columns([], "An <image> tag") | others
+    del row["images"]
+    return jsonl_of(path, row)
+
+
+def test_text_about_image_tags_stays_text_for_a_text_model(tmp_path):
+    path = without_the_column(tmp_path / "rows.jsonl")
     assert open_prompts(path).row(0).prompt[0] == message("user", "An <image> tag")
-    assert len(loader(path).dataset) == 1
+    assert len(loader(path, tokenizer=ChatTokenizer(tiny_tokenizer())).dataset) == 1
+
+
+@pytest.mark.parametrize("others", [{}, {"image": ["ok.png"]}], ids=["missing", "misspelt"])
+def test_a_placeholder_without_the_column_is_refused_for_a_model_that_sees(others, tmp_path):
+    path = without_the_column(tmp_path / "rows.jsonl", **others)
+    with pytest.raises(ConfigError, match="<image> 1 times, but the row has 0") as refused:
+        loader(path)
+    assert f"{path}, line 1" in str(refused.value)
+    assert "in the column images" in str(refused.value)
