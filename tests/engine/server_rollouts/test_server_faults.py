@@ -46,6 +46,7 @@ BAD = {
     "no tokens": (answer([], []), "it has no token"),
     "too many tokens": (answer([49] * 9, [-1.0] * 9, "length"), "it has 9 tokens, but at most 8"),
     "a shorter limit": (answer([49], [-1.0], "length"), "cut after 1 of 8 tokens"),
+    "one token early": (answer([49] * 7, [-1.0] * 7, "length"), "cut after 7 of 8 tokens"),
     "another reason": (answer([49], [-1.0], "error"), "finish_reason='error' is not one of"),
     "an end without a reason": (
         answer([49, 50], [-1.0] * 2),
