@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,57 @@ def test_a_broken_connection_is_retried() -> None:
         assert [a.tokens.tolist() for a in after] == [b.tokens.tolist() for b in before]
     finally:
         engine.close()
+
+
+class Busy:
+    """Refuses the first `count` requests, and then lets `application` answer."""
+
+    def __init__(self, application: Any, *, status: int, count: float, **headers: str) -> None:
+        self.application, self.left = application, count
+        self.refusal = JSONResponse(
+            {"error": {"message": "try later"}}, status_code=status, headers=headers
+        )
+        self.asked_at: list[float] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked_at.append(time.monotonic())
+        self.left -= 1
+        await (self.refusal if self.left >= 0 else self.application)(scope, receive, send)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_again(
+    engine: ServerEngine, playground: Playground, status: int
+) -> None:
+    before = ask(engine, *REQUESTS)
+    engine.link.reconnect_s = 60.0
+    busy = Busy(playground.faults.application, status=status, count=4)
+    playground.faults.instead = {COMPLETIONS: busy}
+    after = ask(engine, *REQUESTS)
+    assert [a.tokens.tolist() for a in after] == [b.tokens.tolist() for b in before]
+    assert len(busy.asked_at) == 4 + len(REQUESTS)
+
+
+def test_a_busy_server_is_asked_when_it_says(engine: ServerEngine, playground: Playground) -> None:
+    engine.link.reconnect_s = 60.0
+    busy = Busy(playground.faults.application, status=503, count=1, **{"Retry-After": "1"})
+    playground.faults.instead = {COMPLETIONS: busy}
+    ask(engine, REQUESTS[0])
+    first, second = busy.asked_at
+    assert second - first >= 1.0
+
+
+@pytest.mark.parametrize("wait", ["3600", "9" * 5000, "-1", "Wed, 21 Oct 2026 07:28:00 GMT", ""])
+def test_a_server_that_stays_busy_fails_the_episodes_of_the_rollout(
+    engine: ServerEngine, playground: Playground, wait: str
+) -> None:
+    busy = Busy(None, status=503, count=float("inf"), **{"Retry-After": wait})
+    playground.faults.instead = {COMPLETIONS: busy}
+    expected = "HTTP 503 (try later): it stays busy; lower env.envs_per_server"
+    assert expected in failure(engine)
+    asked = len(busy.asked_at)
+    assert expected in failure(engine)
+    assert len(busy.asked_at) == asked  # at once
 
 
 # Servers that are refused at the start

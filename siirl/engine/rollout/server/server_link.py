@@ -1,9 +1,9 @@
 """HTTP client of one inference server; bounds the time and the size of an answer.
 
 Requests run on an event loop in a separate thread, so that weights can be sent while the episodes'
-loop is not running. Failed connections are retried for a while; requests have seeds and ids, so the
-same request gives the same answer. Left out: TLS settings beyond the system's certificates,
-redirects, proxies.
+loop is not running. If a connection fails or the server is busy, the request is tried again for a
+while; requests have seeds and ids, so the same request gives the same answer. Left out: TLS
+settings beyond the system's certificates, redirects, proxies.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ Result = TypeVar("Result")
 
 RECONNECT_S = 20.0  # covers a proxy's restart; a restarted vLLM has lost the weights anyway
 BETWEEN_ATTEMPTS_S = 0.2
+BUSY = (429, 503)  # HTTP status of a server, or of a proxy before it, that may answer later
 CONTROL_BYTES = 1 << 20  # limit of answers without texts
 QUOTED_CHARACTERS = 300  # of the server's explanation of an error
 SHUT_DOWN_S = 5.0
@@ -36,16 +37,24 @@ class ServerError(Exception):
         message: The sentence.
         status: HTTP status of the answer; 0 if there is none.
         explanation: The server's error text.
-        gone: Whether nothing answers at the address.
+        gone: Whether nothing answers at the address, or it stays busy.
+        retry_after_s: Seconds that a busy server asks to wait.
     """
 
     def __init__(
-        self, message: str, *, status: int = 0, explanation: str = "", gone: bool = False
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        explanation: str = "",
+        gone: bool = False,
+        retry_after_s: float = 0.0,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.explanation = explanation
         self.gone = gone
+        self.retry_after_s = retry_after_s
 
 
 class ServerLink:
@@ -55,7 +64,7 @@ class ServerLink:
         url: Address of the server, without a slash at the end.
         token: Sent as a bearer token; None: none.
         deadline_s: Seconds for an answer.
-        reconnect_s: Seconds of attempts to connect.
+        reconnect_s: Seconds of attempts if it does not connect or is busy.
     """
 
     def __init__(
@@ -123,7 +132,7 @@ class ServerLink:
         Args:
             path: The route.
             body: JSON body of the request.
-            reconnect_s: Seconds of attempts to connect; None: the link's.
+            reconnect_s: Seconds of attempts; None: the link's.
             query: Parameters in the address.
 
         Raises:
@@ -151,6 +160,7 @@ class ServerLink:
         attempts_s = self.reconnect_s if reconnect_s is None else reconnect_s
         until = time.monotonic() + attempts_s
         while True:
+            pause_s = BETWEEN_ATTEMPTS_S
             try:
                 async with asyncio.timeout(self.deadline_s):
                     return await self._content(method, path, body, query, most_bytes)
@@ -169,7 +179,12 @@ class ServerLink:
                         "start it, or correct actor_rollout_ref.rollout.server.urls.",
                         gone=True,
                     ) from error
-            await asyncio.sleep(BETWEEN_ATTEMPTS_S)
+            except ServerError as error:
+                left_s = until - time.monotonic()
+                if error.status not in BUSY or left_s < 0:
+                    raise
+                pause_s = max(pause_s, min(error.retry_after_s, left_s))
+            await asyncio.sleep(pause_s)
 
     async def _content(
         self,
@@ -194,12 +209,21 @@ class ServerLink:
                 parts.append(part)
         content = b"".join(parts)
         if answer.status_code != httpx2.codes.OK:
-            raise self._refused(path, answer.status_code, content)
+            wait = answer.headers.get("Retry-After", "")  # a date is not read
+            raise self._refused(
+                path,
+                answer.status_code,
+                content,
+                retry_after_s=float(wait) if wait.isdecimal() else 0.0,
+            )
         return content
 
-    def _refused(self, path: str, status: int, content: bytes) -> ServerError:
+    def _refused(
+        self, path: str, status: int, content: bytes, *, retry_after_s: float
+    ) -> ServerError:
         explanation = _explanation(content)
         remedies = {
+            **dict.fromkeys(BUSY, "it stays busy; lower env.envs_per_server, or see its log."),
             401: "name the file with its key in actor_rollout_ref.rollout.server.token_file.",
             404: "it is not vLLM, or runs without VLLM_SERVER_DEV_MODE=1.",
         }
@@ -209,6 +233,8 @@ class ServerLink:
             f"{f' ({explanation})' * bool(explanation)}: {remedy}",
             status=status,
             explanation=explanation,
+            gone=status in BUSY,
+            retry_after_s=retry_after_s,
         )
 
 
