@@ -4,7 +4,8 @@ routes.
 The server holds a copy of the weights, on this machine or another, and batches requests as they
 arrive. New weights reach it in buckets (`weight_folder`, `weight_group`). Three checks verify them:
 a checksum over the bits that arrived, the log-probs of a fixed text, and a label. Workers lose the
-label when they restart; the engine compares it before and after each rollout.
+label when they restart; the engine compares it before and after each rollout. A fourth check, once
+in a run, is that seeds determine the answers (`seed_check`).
 
 If a request gets no usable answer, its episode counts as failed and is never scored. If the server
 no longer answers, the other episodes of the rollout fail at once. If it did not accept the weights,
@@ -37,6 +38,7 @@ from siirl.engine.rollout.server.completions import (
     scoring_body,
 )
 from siirl.engine.rollout.server.handshake import call_workers, shake_hands, worker_description
+from siirl.engine.rollout.server.seed_check import check_seeds
 from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 from siirl.engine.rollout.text_engine_base import TextEngineBase
 from siirl.engine.rollout.vllm.vllm_probe import has_weights, loadable, probe_text, trained_log_prob
@@ -89,7 +91,7 @@ class ServerEngine(TextEngineBase):
 
     Raises:
         RunFailed: The server does not answer, lacks a route or siirl's extension, computes in
-            another type, or refuses the weights.
+            another type, ignores seeds, or refuses the weights.
     """
 
     def __init__(
@@ -130,6 +132,8 @@ class ServerEngine(TextEngineBase):
         """Reason why this rollout no longer uses the server; empty: it is used."""
         self.refusal = ""
         """Reason why the server did not accept the last weights; empty: it did."""
+        self.draws_by_seed = False
+        """Whether `check_seeds` has passed."""
         self.answered_at = 0.0
         self._verification: asyncio.Task[None] | None = None
         self._ids = secrets.token_hex(8)  # distinguishes this run's requests and weights
@@ -205,7 +209,7 @@ class ServerEngine(TextEngineBase):
                 interrupted=self.interruptions_begun > past_interruptions,
             )
         except BadAnswer as error:
-            raise self._unusable(error) from error
+            raise self.link.unusable(error) from error
 
     def interrupt(self) -> None:
         """See `TextEngine`."""
@@ -267,6 +271,8 @@ class ServerEngine(TextEngineBase):
         if self.refusal:
             return None
         try:
+            if not self.draws_by_seed:
+                self._check_seeds(prompt=tuple(ids[:1]))
             found = float(np.mean(self._wait(self._scored(ids))))
             self._on_workers("siirl_label_weights", self.label)
         except RunFailed as error:
@@ -306,6 +312,19 @@ class ServerEngine(TextEngineBase):
             ChecksumPair(trained=expected, acting=number) for number in sorted(set(map(int, found)))
         ]
 
+    def _check_seeds(self, *, prompt: tuple[int, ...]) -> None:
+        self._wait(
+            check_seeds(
+                self.link,
+                model=self.served_model,
+                prompt=prompt,
+                stop_ids=self.tokenizer.stop_ids,
+                name=self._ids,
+            )
+        )
+        self._on_workers("siirl_set_temperature", str(self.temperature))
+        self.draws_by_seed = True
+
     def _trained_log_prob(self, ids: list[int]) -> float:
         return trained_log_prob(
             self.model,
@@ -322,7 +341,7 @@ class ServerEngine(TextEngineBase):
         try:
             return scored_log_probs(content, ids=ids)
         except BadAnswer as error:
-            raise self._unusable(error) from error
+            raise self.link.unusable(error) from error
 
     # Verification that the server still has the weights
 
@@ -355,11 +374,6 @@ class ServerEngine(TextEngineBase):
         )
 
     # Calls
-
-    def _unusable(self, error: BadAnswer) -> ServerError:
-        return ServerError(
-            f"The answer of the inference server at {self.link.url} cannot be used: {error}."
-        )
 
     def _on_workers(self, method: str, *arguments: str) -> list[Any]:
         """Call a method of `ServerWorker` on every worker."""

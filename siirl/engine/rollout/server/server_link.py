@@ -218,6 +218,12 @@ class ServerLink:
             )
         return content
 
+    def unusable(self, error: ValueError) -> ServerError:
+        """The error for an answer whose content is wrong, which `error` describes."""
+        return ServerError(
+            f"The answer of the inference server at {self.url} cannot be used: {error}."
+        )
+
     def _refused(
         self, path: str, status: int, content: bytes, *, retry_after_s: float
     ) -> ServerError:
