@@ -65,6 +65,8 @@ from siirl.reporting.config_difference import is_damaged, read_config
 from siirl.reporting.metric_writers import check_loggers
 from siirl.reporting.run_folder import CONFIG_FILE
 
+CONTINUED = ("env.id", "env.max_episode_steps", "data.train_batch_size")
+"""Keys on which the running episodes of a run with `rollout.n_steps` depend."""
 WHOLE_EPISODES = "rows are whole episodes (actor_rollout_ref.rollout.n_steps)"
 
 
@@ -231,7 +233,7 @@ def check_resume(config: SiiRLArguments) -> ResumePoint | None:
     run = checkpoint.parent.parent
     _require_its_model(config, run, place=f"trainer.resume={wanted}")
     if config.actor_rollout_ref.rollout.n_steps is not None:
-        _require_its_limit(config.env, run, place=f"trainer.resume={wanted}")
+        _require_its_episodes(config, run, place=f"trainer.resume={wanted}")
     manifest = read_manifest(checkpoint)
     step = int(manifest["step"])
     if total is not None and step >= total and not manifest.get(EVALUATION_DUE, False):
@@ -255,17 +257,20 @@ def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None
         )
 
 
-def _require_its_limit(env: EnvArguments, run: Path, *, place: str) -> None:
-    """Refuse to replay the running episodes of `run` with another limit of steps."""
+def _require_its_episodes(config: SiiRLArguments, run: Path, *, place: str) -> None:
+    """Refuse to continue the running episodes of `run` with settings that change them."""
     file = run / CONFIG_FILE
-    its = value_at(read_config(file), "env") or {}
-    if its.get("max_episode_steps", env.max_episode_steps) != env.max_episode_steps:
-        raise ConfigError(
-            f"{place}: that run has env.max_episode_steps={as_text(its['max_episode_steps'])}, but "
-            f"this job has {as_text(env.max_episode_steps)}, and its running episodes are "
-            "continued (actor_rollout_ref.rollout.n_steps). Repeat the words of its command, or "
-            f"add --config {file}."
-        )
+    config_of_run = read_config(file)
+    for name in CONTINUED:
+        group, key = name.split(".")
+        own = getattr(getattr(config, group), key)
+        its = (value_at(config_of_run, group) or {}).get(key, own)
+        if its != own:
+            raise ConfigError(
+                f"{place}: that run has {name}={as_text(its)}, but this job has {as_text(own)}, "
+                "and its running episodes are continued (actor_rollout_ref.rollout.n_steps). "
+                f"Repeat the words of its command, or add --config {file}."
+            )
 
 
 def _resumed_policy(resume: str | None, *, first: bool, group: int) -> Path | None:

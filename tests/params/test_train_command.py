@@ -236,16 +236,26 @@ def test_a_run_of_another_model_is_refused_with_its_own_configuration(
     )
 
 
-def test_a_run_of_segments_is_not_continued_with_another_limit_of_steps(
-    three_steps: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("its", "own"),
+    [
+        ("env.max_episode_steps=null", "env.max_episode_steps=40"),
+        ("data.train_batch_size=4", "data.train_batch_size=8"),
+        ("env.id=Acrobot-v1", "env.id=CartPole-v1"),
+    ],
+)
+def test_a_run_of_segments_is_not_continued_where_its_episodes_would_differ(
+    three_steps: Path, capsys: pytest.CaptureFixture[str], its: str, own: str
 ) -> None:
-    (three_steps / "config.yaml").write_text("env: {max_episode_steps: null}")
+    key, value = its.split("=")
+    group, name = key.split(".")
+    (three_steps / "config.yaml").write_text(f"{group}: {{{name}: {value}}}")
     segments = ("pipeline=ppo", "trainer=classic_control", "cluster=local")
-    words = [*GYM[1:], *segments, f"trainer.resume={three_steps}", "env.max_episode_steps=40"]
-    assert main(["--plan", *words]) == REFUSED
+    assert main(["--plan", *GYM[1:], *segments, f"trainer.resume={three_steps}", own]) == REFUSED
     assert (
-        f"trainer.resume={three_steps}: that run has env.max_episode_steps=null, but this job has "
-        "40, and its running episodes are continued" in capsys.readouterr().err
+        f"trainer.resume={three_steps}: that run has {its}, but this job has "
+        f"{own.partition('=')[2]}, and its running episodes are continued"
+        in capsys.readouterr().err
     )
 
 
