@@ -4,7 +4,8 @@ call.
 The reward of a turn is the sum over its steps. Null means no reward yet. An episode that ends with
 null fails, because openenv-core also writes NaN as null. An episode that is cut before any reward
 has the return 0: its reward might have come at its end. Such episodes are counted in the log.
-`success` is the server's own field if it has one, else a return of at least `success_return`.
+`success` is the server's own field if the last observation has one, else a return of at least
+`success_return`.
 """
 
 import collections
@@ -175,7 +176,7 @@ class TextPlay:
                 raise
             return [message("user", f"Error: {refused}.")], 0.0, False, None
         shown = message("user", self._shown(reply))
-        return [shown], reply.reward or 0.0, reply.done, _success(reply)
+        return [shown], reply.reward or 0.0, reply.done, self._success(reply)
 
     async def _carry_out(
         self, session: Session, calls: Sequence[ToolCall | MalformedCall]
@@ -189,7 +190,7 @@ class TextPlay:
             answers.append(message("tool", self._shown(reply, tool=True)))
             total += reply.reward or 0.0
             if reply.done:
-                return answers, total, True, _success(reply)
+                return answers, total, True, self._success(reply)
         return answers, total, False, None
 
     async def _step(self, session: Session, action: Mapping[str, Any]) -> Reply:
@@ -202,6 +203,19 @@ class TextPlay:
         self._steps += 1
         self._rewards += reply.reward is not None
         return reply
+
+    def _success(self, reply: Reply) -> bool | None:
+        """The server's own verdict on an episode that ends; None if it has none."""
+        found = reply.observation.get("success") if reply.done else None
+        if found is None:
+            return None
+        if found not in (0, 1):  # env=gymnasium takes 0 and 1 as well
+            raise EpisodeFailed(
+                f"The environment at {self._url} ended an episode with success="
+                f"{shortened(found)}, which must be true or false: correct the server, or let it "
+                "send null, and env.kwargs.success_return decides"
+            )
+        return bool(found)
 
     def _shown(self, reply: Reply, *, tool: bool = False) -> str:
         form = dataclasses.replace(self._form, observation_field=None) if tool else self._form
@@ -249,11 +263,6 @@ def refuse_row(row: object) -> None:
         "env=openenv takes its questions from the server and takes no rows of files: leave "
         "data.train_files and data.val_files out."
     )
-
-
-def _success(reply: Reply) -> bool | None:
-    found = reply.observation.get("success")
-    return found if reply.done and isinstance(found, bool) else None
 
 
 def _tool_result(observation: Mapping[str, Any]) -> Mapping[str, Any]:

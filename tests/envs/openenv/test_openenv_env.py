@@ -302,6 +302,38 @@ def test_a_faulty_answer_fails_the_episode_with_one_sentence(answer: Any, senten
     assert sentence in text and "\n" not in text
 
 
+def ending(success: Any) -> Message:
+    """The last answer of an episode with the return 1, which succeeds by `success_return`."""
+    return observed(1.0, done=True, success=success)
+
+
+@pytest.mark.parametrize("success", ["no", "false", 0.5, 2, [False], {}])
+def test_a_success_that_is_neither_true_nor_false_fails_the_episode(success: Any) -> None:
+    text = failure_of(ending(success))
+    assert f"success={success!r}, which must be true or false: correct the server" in text
+
+
+@pytest.mark.parametrize(
+    ("success", "found"), [(False, False), (0, False), (1, True), (True, True), (None, True)]
+)
+def test_the_servers_success_counts_and_null_leaves_it_to_the_return(
+    success: Any, found: bool
+) -> None:
+    with ScriptedServer(after_reset(ending(success))) as server:
+        assert asyncio.run(first_step(server))[4]["success"] is found
+
+
+def test_a_success_of_tools_that_is_neither_true_nor_false_fails_the_episode() -> None:
+    def answer(message: Message) -> Any:
+        return TOOLS if message["type"] == "mcp" else Echo(lambda _: ending("no"))(message)
+
+    with (
+        ScriptedServer(answer, action_schema={"properties": {"tool_name": {}}}) as server,
+        pytest.raises(EpisodeFailed, match="success='no', which must be true or false"),
+    ):
+        asyncio.run(first_step(server, CALL))
+
+
 def test_a_late_answer_does_not_reach_the_next_episode() -> None:
     steps = []
 
