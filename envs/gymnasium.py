@@ -1,18 +1,21 @@
 """Wraps any registered Gymnasium environment in the contract: `env=gymnasium env.id=CartPole-v1`.
 
 `envs.gymnasium_spaces` converts observations and actions. Frame streams come from Gymnasium's
-`rgb_array` rendering, scaled to the requested size. Success is reported if the infos of a first
-step, taken at construction, have `is_success` or `success`. Environments that a package registers
-at import are named in Gymnasium's form: `env.id=my_package:MyEnv-v0`.
+`rgb_array` rendering, scaled to the requested size. Success is reported if the info of a first
+step, taken at construction, has `is_success` or `success`, or if `reports_success` declares that a
+later one has it. Environments that a package registers at import are named in Gymnasium's form:
+`env.id=my_package:MyEnv-v0`.
 
 Left out: renderings other than images. Images are converted with NumPy only.
 """
 
 import copy
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
+import logging
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -45,6 +48,8 @@ from envs.gymnasium_spaces import ActionLayout, ObservationLayout
 from envs.mistakes import user_code
 from envs.offscreen import choose_backend
 
+logger = logging.getLogger(__name__)
+
 SUCCESS_KEYS = ("is_success", "success")
 MADE_BY_GYMNASIUM = (TimeLimit, OrderEnforcing)  # wrappers of `gymnasium.make`
 MOST_SHOWN = 120  # characters of a space in a message
@@ -56,13 +61,21 @@ PYGAME_DRAWN = ("gymnasium.envs.classic_control", "gymnasium.envs.box2d", "gymna
 class GymnasiumEnv(Environment):
     """One registered Gymnasium environment."""
 
-    def __init__(self, id: str, max_episode_steps: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        id: str,
+        max_episode_steps: int | None = None,
+        reports_success: bool = False,
+        **kwargs: Any,
+    ) -> None:
         """Make the environment; it renders nothing until frames are requested.
 
         Args:
             id: Gymnasium id, for example `Reacher-v5`, or `module:id` if importing the module
                 registers it.
             max_episode_steps: Step limit of an episode; by default the registered one.
+            reports_success: Whether later infos have `is_success` or `success` although that of
+                the first step has neither; an episode whose infos never have it is no success.
             kwargs: Passed to `gymnasium.make`.
 
         Raises:
@@ -85,7 +98,7 @@ class GymnasiumEnv(Environment):
         _require_spaces(self._env, name=id)
         self._layout = ObservationLayout(self._env.observation_space, name=id)
         self._actions = ActionLayout(self._env.action_space, name=id)
-        self._success_key = _success_key(self._env, name=id)
+        shows_success = _shows_success(self._env, name=id)
         self.spec = EnvSpec(
             name="gymnasium",
             tasks=(id,),
@@ -93,7 +106,7 @@ class GymnasiumEnv(Environment):
             action_space=self._actions.space,
             decisions=self._actions.decisions,
             max_episode_steps=limit,
-            reports_success=self._success_key is not None,
+            reports_success=reports_success or shows_success,
             renders=self._env.render_mode == "rgb_array"
             and (can_draw_mujoco or "mujoco" not in sys.modules),
             replayable=not registered.nondeterministic,
@@ -221,9 +234,11 @@ class GymnasiumEnv(Environment):
                 f"{self._step} steps, which must be a dict."
             )
         info: Info = {"task": self.spec.tasks[0]}
-        if self._success_key is not None:
-            found = raw.get(self._success_key)
-            info["success"] = found is not None and self._flag(found, self._success_key)
+        key = next((key for key in SUCCESS_KEYS if raw.get(key) is not None), None)
+        if self.spec.reports_success:
+            info["success"] = key is not None and self._flag(raw[key], key)
+        elif key is not None:
+            _note_late_success(self.spec.tasks[0], key)
         if self._streams:
             info["frames"] = self._due_frames()
         return info
@@ -367,8 +382,8 @@ def _parts(returned: Any, form: str, *, name: str) -> tuple[Any, ...]:
     return tuple(returned)
 
 
-def _success_key(env: gymnasium.Env[Any, Any], *, name: str) -> str | None:
-    """The key of success in the infos; one reset and one step show it.
+def _shows_success(env: gymnasium.Env[Any, Any], *, name: str) -> bool:
+    """Whether the info of a first step has success.
 
     Raises:
         Misbehaved: `reset` or `step` raised, or its result differs from Gymnasium's form.
@@ -381,4 +396,14 @@ def _success_key(env: gymnasium.Env[Any, Any], *, name: str) -> str | None:
     with user_code(lambda error: Misbehaved(f"{where} raised {error}."), passed=Misbehaved):
         _parts(env.reset(seed=0), RESET, name=name)
         *_, info = _parts(env.step(action_space.sample()), STEP, name=name)
-    return next((key for key in SUCCESS_KEYS if key in info), None)
+    return any(key in info for key in SUCCESS_KEYS)
+
+
+@functools.cache  # one warning per process
+def _note_late_success(name: str, key: str) -> None:
+    logger.warning(
+        "Gymnasium environment %r returned %s, which the info of its first step does not have, so "
+        "its success is not reported: set env.kwargs.reports_success=true.",
+        name,
+        key,
+    )

@@ -89,9 +89,13 @@ def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         own = ", or reward.encoder=null" if is_reference(name) else ""
         yield ConfigError(f"{cause} compares videos, but {env} cannot be rendered: {remedy}{own}.")
     if not spec.reports_success and (srpo or (name != "return" and not is_reference(name))):
-        yield ConfigError(
-            f"{cause} needs the environment's own success flag, but {env} has none: {remedy}."
-        )
+        lack = f"{env} has none: {remedy}"
+        if environment.name == "gymnasium":
+            lack = (
+                f"the info of the first step of {env} has neither is_success nor success: "
+                f"{remedy}, or env.kwargs.reports_success=true if a later info has one of them"
+            )
+        yield ConfigError(f"{cause} needs the environment's own success flag, but {lack}.")
 
 
 def _blind(env: EnvArguments, trainer: TrainingArguments, spec: EnvSpec) -> Iterator[SiirlError]:

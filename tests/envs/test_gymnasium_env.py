@@ -79,6 +79,14 @@ class TwoGoals(Toy):
         return self.seen(), np.array([0.5, -1.0]), False, False, {}
 
 
+class LateSuccess(Toy):
+    """Its infos have success from the second step on."""
+
+    def step(self, action):
+        result = super().step(action)
+        return *result[:4], {} if self.time < 2 else {"success": self.time == 3}
+
+
 class Words(Toy):
     """Its observation is a text."""
 
@@ -87,7 +95,7 @@ class Words(Toy):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    for env_class in (Toy, ManyImages, CountsFromOne, TwoGoals, Words):
+    for env_class in (Toy, ManyImages, CountsFromOne, TwoGoals, LateSuccess, Words):
         gymnasium.register(f"siirl-test/{env_class.__name__}-v0", env_class, max_episode_steps=5)
     gymnasium.register("siirl-test/Endless-v0", Toy)
     yield
@@ -116,6 +124,29 @@ def test_success_of_the_infos_is_reported():
         ]
 
     assert asyncio.run(play()) == (True, [False, False, True])
+
+
+def late_successes(**kwargs):
+    """`info["success"]` of three steps of `LateSuccess`."""
+
+    async def play():
+        env = GymnasiumEnv(id="siirl-test/LateSuccess-v0", **kwargs)
+        await env.reset(seed=0)
+        return [(await env.step(np.zeros(1, np.float32)))[4].get("success") for _ in range(3)]
+
+    return asyncio.run(play())
+
+
+def test_success_that_only_later_infos_have_is_reported_if_the_key_declares_it(caplog):
+    assert late_successes(reports_success=True) == [False, False, True]
+    assert caplog.messages == []
+
+
+def test_success_that_only_later_infos_have_is_named_once_in_the_log(caplog):
+    assert late_successes() + late_successes() == [None] * 6
+    (warning,) = caplog.messages
+    assert "returned success, which the info of its first step does not have" in warning
+    assert warning.endswith("set env.kwargs.reports_success=true.")
 
 
 def test_without_a_success_flag_only_the_return_counts():

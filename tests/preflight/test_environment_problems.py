@@ -161,6 +161,12 @@ def test_settings_of_the_other_domain_are_refused(
         ),
         (
             spec(success=False),
+            ["pipeline=ppo", "env=gymnasium", "env.id=CartPole-v1", "reward=success"],
+            "the info of the first step of env=gymnasium env.id=CartPole-v1 has neither is_success "
+            "nor success: use reward=return, or env.kwargs.reports_success=true if a later info",
+        ),
+        (
+            spec(success=False),
             ["pipeline=ppo", "reward=success"],
             "has none: use reward=return.",
         ),
