@@ -26,7 +26,10 @@ LOOK_EVERY_S = 1.0
 SILENT_S = 10.0  # on a busy machine, a rank reports every second or two
 SILENT = "does not answer, so it is stopped or its code holds the interpreter's lock; last it "
 LOCKED = "rank 0: does not answer, because its code holds the interpreter's lock"
-KILLED = "Its process died: it was killed, or it crashed."
+KILLED = (
+    "Its process died: it was killed, it crashed, or code in it ended it, such as an environment; "
+    "cluster=ray gives environments processes of their own."
+)
 # Stack traces take milliseconds, but a stopped process must first be continued.
 WRITTEN_WITHIN_S = 2.0
 
