@@ -1,7 +1,8 @@
 """Episodes of an OpenEnv environment as text: a turn of the model is one step, or one step per
 call.
 
-The reward of a turn is the sum over its steps. Null means no reward yet. An episode that ends with
+The reward of a turn is the sum over its steps; one that comes with reset belongs to no action and
+is left out, with a warning. Null means no reward yet. An episode that ends with
 null fails, because openenv-core also writes NaN as null. An episode that is cut before any reward
 has the return 0: its reward might have come at its end. Such episodes are counted in the log.
 `success` is the server's own field if the last observation has one, else a return of at least
@@ -10,6 +11,7 @@ has the return 0: its reward might have come at its end. Such episodes are count
 
 import collections
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -92,6 +94,8 @@ class TextPlay:
         self._steps = 0
         self._rewards = 0
         self._return = 0.0
+        if reply.reward:
+            _note_opening_reward(self._url)
         messages = self._form.prompt(reply.observation)
         if not messages:
             raise EpisodeFailed(
@@ -255,6 +259,15 @@ class TextPlay:
             )
         self._form = dataclasses.replace(self._form, tools=tuple(tools))
         self._tools_known = True
+
+
+@functools.cache  # one warning per process
+def _note_opening_reward(url: str) -> None:
+    logger.warning(
+        "The environment at %s sends a reward with reset, where no action earned it, so it is not "
+        "counted: let the server send it with a step.",
+        url,
+    )
 
 
 def refuse_row(row: object) -> None:

@@ -132,8 +132,8 @@ def played(reward: Any, *, turns: int, episodes: int, steps: int = 1) -> list[An
         return asyncio.run(play(server.url))
 
 
-def cut_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the log says about episodes without a reward."""
+def noted(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the environment says in the log."""
     return [
         f"{record.levelname}: {record.message}"
         for record in caplog.records
@@ -147,7 +147,7 @@ def test_episodes_cut_before_any_reward_are_worth_0_and_counted_in_the_log(
     results = played(None, turns=2, episodes=11, steps=2)
     assert [result[1:4] for result in results] == [(0.0, False, True)] * 11
     assert results[0][4]["verdict"] == "out of turns, no reward so far"
-    first, tenth = cut_in(caplog)
+    first, tenth = noted(caplog)
     assert first.startswith("WARNING: The environment at http://127.0.0.1:")
     assert "gave no reward (null, which openenv-core writes for NaN too)" in first
     assert "there are 1 such" in first and "there are 10 such" in tenth
@@ -158,7 +158,7 @@ def test_an_episode_that_the_response_length_cuts_before_any_reward_is_counted_t
 ) -> None:
     results = played(None, turns=9, episodes=2)
     assert results[0][4]["verdict"] == "goes on, no reward so far"
-    (first,) = cut_in(caplog)
+    (first,) = noted(caplog)
     assert "there are 1 such episodes so far" in first
 
 
@@ -167,7 +167,44 @@ def test_a_cut_episode_with_a_reward_of_0_is_not_counted(
 ) -> None:
     results = played(0.0, turns=1, episodes=2)
     assert results[0][4]["verdict"] == "out of turns"
-    assert cut_in(caplog) == []
+    assert noted(caplog) == []
+
+
+def test_a_reward_of_reset_is_not_counted_and_named_once_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    echo = Echo()
+
+    def answer(message: Message) -> Any:
+        told = echo(message)
+        if message["type"] == "reset":
+            told["data"]["reward"] = 5.0
+        return told
+
+    with ScriptedServer(answer) as server:
+        returns = [asyncio.run(first_step(server, "word1"))[1] for _ in range(2)]
+    assert returns == [1.0, 1.0]
+    (warning,) = noted(caplog)
+    assert "sends a reward with reset, where no action earned it" in warning
+
+
+@pytest.mark.parametrize("reward", [0.0, None, False])
+def test_a_reset_without_a_reward_needs_no_note(
+    reward: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    opening = observed(reward, heard="hello")
+    with ScriptedServer(lambda message: opening if message["type"] == "reset" else NO_TOOLS) as (
+        server
+    ):
+        asyncio.run(OpenEnvEnv(url=server.url).reset(seed=1))
+    assert noted(caplog) == []
+
+
+@pytest.mark.parametrize(("reward", "counted"), [(True, 1.0), (False, 0.0)])
+def test_a_reward_that_is_true_or_false_is_1_or_0(reward: bool, counted: float) -> None:
+    with ScriptedServer(after_reset(observed(reward, done=True))) as server:
+        result = asyncio.run(first_step(server))
+    assert (result[1], type(result[1])) == (counted, float)
 
 
 def test_instructions_come_before_the_first_observation() -> None:
