@@ -71,6 +71,13 @@ class CountsFromOne(Toy):
         return self.seen(), float(action), False, False, {}
 
 
+class PaysTrue(Toy):
+    """Its reward is a boolean of numpy."""
+
+    def step(self, action):
+        return self.seen(), np.bool_(action > 0), False, False, {}
+
+
 class TwoGoals(Toy):
     """Pays a number for each of two goals."""
 
@@ -95,7 +102,7 @@ class Words(Toy):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    for env_class in (Toy, ManyImages, CountsFromOne, TwoGoals, LateSuccess, Words):
+    for env_class in (Toy, ManyImages, CountsFromOne, PaysTrue, TwoGoals, LateSuccess, Words):
         gymnasium.register(f"siirl-test/{env_class.__name__}-v0", env_class, max_episode_steps=5)
     gymnasium.register("siirl-test/Endless-v0", Toy)
     yield
@@ -154,6 +161,17 @@ def test_without_a_success_flag_only_the_return_counts():
     _, info = asyncio.run(env.reset(seed=0))
     assert not env.spec.reports_success
     assert "success" not in info
+
+
+@pytest.mark.parametrize(("action", "reward"), [(1.0, 1.0), (-1.0, 0.0)])
+def test_a_reward_that_is_true_or_false_is_1_or_0(action, reward):
+    async def play():
+        env = GymnasiumEnv(id="siirl-test/PaysTrue-v0")
+        await env.reset(seed=0)
+        return (await env.step(np.array([action], np.float32)))[1]
+
+    found = asyncio.run(play())
+    assert (found, type(found)) == (reward, float)
 
 
 def test_limit_comes_from_the_registration_or_the_argument():
