@@ -54,7 +54,7 @@ class TextForm:
         """Choose the form from the server's action schema.
 
         Raises:
-            ValueError: A field that is not in the schema, or neither schema nor field.
+            ValueError: A field that is not among those of the schema, or neither schema nor field.
         """
         found = dict((schema or {}).get("properties", {}))
         properties = {name: part for name, part in found.items() if name not in SET_BY_SERVER}
@@ -63,7 +63,7 @@ class TextForm:
                 f"The server at {url} publishes no action schema: name the field that takes the "
                 "text in env.kwargs.action_field."
             )
-        if schema is not None and action_field is not None and action_field not in properties:
+        if found and action_field is not None and action_field not in properties:
             raise ValueError(
                 f"env.kwargs.action_field={action_field} is not a field of an action; "
                 f"known: {', '.join(properties) or 'none'}."

@@ -255,7 +255,8 @@ class TextPlay:
         if self._form.tools_only and not tools:
             raise EpisodeFailed(
                 f"The environment at {self._url} has neither tools nor an action field that takes "
-                "text"
+                "text: let the server list its tools or that field, or name the field in "
+                "env.kwargs.action_field"
             )
         self._form = dataclasses.replace(self._form, tools=tuple(tools))
         self._tools_known = True

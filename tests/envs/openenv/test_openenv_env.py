@@ -280,6 +280,14 @@ def test_calls_are_steps_and_a_text_without_one_ends_an_environment_of_tools() -
     }
 
 
+@pytest.mark.parametrize("schema", [{}, {"properties": {}}])
+def test_a_schema_without_fields_needs_tools_or_the_name_of_a_field(schema: Message) -> None:
+    with ScriptedServer(Echo(), action_schema=schema) as server:
+        with pytest.raises(EpisodeFailed, match=r"neither tools nor .*env\.kwargs\.action_field"):
+            asyncio.run(first_step(server, "word1"))
+        assert asyncio.run(first_step(server, "word1", action_field="message"))[1] == 1.0
+
+
 @pytest.mark.parametrize("tools", [None, 5, {"add": {}}])
 def test_a_list_of_tools_that_is_none_fails_the_episode(tools: Any) -> None:
     def answer(message: Message) -> Any:
