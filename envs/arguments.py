@@ -12,6 +12,10 @@ from envs.names import listed, nearest
 
 # 1215 of the 8100 ordered pairs of two-digit numbers: enough for an accuracy to within 3 points
 HELDOUT_SHARE = 0.15
+KEPT_HERE = ("row", "frames")
+"""Options of reset that JSON cannot hold. No list of options names them, because a client of `siirl
+serve` may read it.
+"""
 
 
 class ResetOptions(NamedTuple):
@@ -40,7 +44,7 @@ def read_options(
         if name not in known:
             raise ValueError(
                 f"Unknown reset option {name!r}.{nearest(name, known)} "
-                f"Known: {listed(name, sorted(known))}."
+                f"Known: {listed(name, sorted({*known} - {*KEPT_HERE}))}."
             )
     task = options.get("task", spec.tasks[0])
     if task not in spec.tasks:

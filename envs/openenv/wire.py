@@ -24,6 +24,7 @@ from envs.surrogates import without_surrogates
 from envs.text import Messages, ModelText, shortened
 
 SPEC = "x-siirl-spec"  # key of the action schema of `siirl serve`
+ARRAY_KEYS = ("dtype", "shape", "base64")
 MAX_DEPTH = 16  # levels of spaces and infos
 MAX_ELEMENTS = 1 << 28  # per Box: its bounds are arrays
 PLAIN_FIELDS = (
@@ -257,7 +258,11 @@ def _array(value: Any, space: spaces.Space[Any], *, where: str) -> NDArray[Any]:
     assert shape is not None  # Box, MultiDiscrete and MultiBinary have one
     expected = f"{dtype} {shape}"
     if isinstance(value, dict):
-        found = (value.get("dtype"), value.get("shape"), value.get("base64"))
+        if not all(key in value for key in ARRAY_KEYS):
+            raise _wrong(
+                value, f"{expected} in lists or in {{{', '.join(ARRAY_KEYS)}}}", where=where
+            )
+        found = (value["dtype"], value["shape"], value["base64"])
         if found[0] != dtype.name or found[1] != list(shape) or not isinstance(found[2], str):
             raise _wrong(f"{found[0]} {found[1]}", expected, where=where)
         try:
@@ -279,7 +284,7 @@ def _array_of_lists(
     except ValueError as error:  # lists of several lengths
         raise _wrong(value, expected, where=where) from error
     kinds = "fiu" if dtype.kind == "f" else "iu"
-    if array.shape != shape or array.dtype.kind not in kinds:
+    if array.shape != shape or array.dtype.kind not in kinds or _has_booleans(value):
         raise _wrong(value, expected, where=where)
     if dtype.kind != "f" and array.size:
         bounds = np.iinfo(dtype)
@@ -287,6 +292,13 @@ def _array_of_lists(
             raise _wrong(value, expected, where=where)
     with np.errstate(over="ignore"):  # overflow becomes infinite, and the environment refuses it
         return array.astype(dtype)
+
+
+def _has_booleans(value: Any) -> bool:
+    """Whether nested lists have a boolean, which numpy reads as a number beside others."""
+    if isinstance(value, list):
+        return any(map(_has_booleans, value))
+    return isinstance(value, bool)
 
 
 def _bound_to_json(bound: NDArray[Any]) -> Any:

@@ -33,7 +33,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from envs.arguments import checked_action
+from envs.arguments import KEPT_HERE, checked_action
 from envs.base import EnvSpec
 from envs.openenv.session import CAPACITY_REACHED
 from envs.openenv.space_play import ACTIONS, INFO, OBSERVATION
@@ -51,7 +51,6 @@ MAX_CHUNK = 1024  # actions of one step
 PING_EVERY_S, PING_TIMEOUT_S = 20.0, 600.0
 # A client that is refused gets the reason as the answer to its first message.
 FIRST_MESSAGE_S = 10.0
-KEPT_HERE = ("row", "frames")  # options of reset that JSON cannot hold
 STOPS, TRY_LATER = 1001, 1013  # IANA's registry of WebSocket close codes
 UNAUTHORIZED = {"WWW-Authenticate": 'Basic realm="siirl serve", charset="UTF-8"'}
 

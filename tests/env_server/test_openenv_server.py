@@ -230,6 +230,11 @@ def step(**data: Any) -> dict[str, Any]:
         (reset(seed=-1), "VALIDATION_ERROR", "seed must be 0 or more"),
         (reset(task="sums-9"), "VALIDATION_ERROR", "Did you mean 'sums-1'?"),
         (reset(frames={}), "VALIDATION_ERROR", "siirl serve takes no option 'frames'"),
+        (
+            reset(level=3),
+            "VALIDATION_ERROR",
+            "Unknown reset option 'level'. Known: split, task.",
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )

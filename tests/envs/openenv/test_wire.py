@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import re
+from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from envs.base import EnvSpec, decision_space
-from envs.openenv.wire import info_to_json, spec_from_json, spec_to_json
+from envs.openenv.wire import from_json, info_to_json, spec_from_json, spec_to_json
 
 
 def test_an_array_without_numbers_stays_at_the_server() -> None:
@@ -18,6 +20,23 @@ def test_an_array_without_numbers_stays_at_the_server() -> None:
         "names": np.array(["ab"]),
     }
     assert info_to_json(info) == {"place": {"dtype": "float32", "shape": [1], "base64": "AACAPw=="}}
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({"a": 1}, "action 0 is {'a': 1} instead of float32 (2,) in lists or in {dtype, shape, "),
+        ([True, 0.5], "action 0 is [True, 0.5] instead of float32 (2,)"),
+        ([1, False], "action 0 is [1, False] instead of float32 (2,)"),
+        (
+            {"dtype": "int8", "shape": [2], "base64": ""},
+            "action 0 is int8 [2] instead of float32 (2,)",
+        ),
+    ],
+)
+def test_an_array_of_another_form_is_refused_by_what_was_sent(value: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        from_json(value, spaces.Box(-1.0, 1.0, (2,)), where="action 0")
 
 
 def test_a_spec_with_numbers_of_numpy_is_sent_as_json() -> None:
