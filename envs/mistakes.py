@@ -38,10 +38,11 @@ def describe_exit(error: SystemExit) -> str:
 
 
 def text_of(error: BaseException, *, most: int = 2000) -> str:
-    """The first `most` characters of the error's message, which in user code may raise or be
-    long.
+    """The first `most` characters of the error's message, as one line; in user code it may raise,
+    be long, or have several.
     """
     text = str(traceback.TracebackException(type(error), error, None))  # reads it in any case
+    text = " ".join(line.strip() for line in text.splitlines() if line.strip())
     return text if len(text) <= most else f"{text[:most]}…"
 
 

@@ -62,7 +62,7 @@ class RaisedError(NamedTuple):
             return cls(kind="away", summary=text_of(error).rstrip("."), trace="")
         trace = "\n" + "".join(traceback.format_exception(error))
         if isinstance(error, ValueError):
-            return cls(kind="mistake", summary=str(error), trace=trace)
+            return cls(kind="mistake", summary=text_of(error), trace=trace)
         kind: Literal["episode", "fault"] = (
             "episode" if isinstance(error, EpisodeFailed) else "fault"
         )

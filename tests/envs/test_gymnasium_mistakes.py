@@ -101,7 +101,7 @@ class Later(Sound):
         sound = {"seen": SEEN, "terminated": False, "is_success": False}
         values = sound if self.time < 2 else sound | LATER[self.kind][0]
         if "raises" in values:
-            raise ZeroDivisionError("boom")
+            raise ZeroDivisionError(values["raises"])
         info = values.get("info", {"is_success": values["is_success"]})
         return values["seen"], 1.0, values["terminated"], False, info
 
@@ -112,7 +112,8 @@ LATER = {
         {"seen": np.array([1e300, 0.0])},
         r"observation beyond the range of float32, in which policies read it: \[1\.e\+300 0",
     ),
-    "raises": ({"raises": True}, r"step 2 raised ZeroDivisionError: boom \(.*mistakes\.py, line"),
+    "raises": ({"raises": "boom"}, r"step 2 raised ZeroDivisionError: boom \(.*mistakes\.py, line"),
+    "raises lines": ({"raises": "two\nlines"}, r"raised ZeroDivisionError: two lines \(.*, line"),
     "success": ({"is_success": "yes"}, "returned is_success='yes', which must be true or false"),
     "successes": ({"is_success": np.array([True, False])}, "is_success=array.* true or false"),
     "half a success": ({"is_success": 0.5}, "returned is_success=0.5, which must be true or false"),

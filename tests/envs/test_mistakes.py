@@ -38,8 +38,9 @@ def described(error: BaseException) -> str:
         (SystemExit(), "SystemExit"),
         (Unreadable(), "Unreadable: <exception str() failed>"),
         (RuntimeError("y" * 5_000_000), f"RuntimeError: {'y' * 2000}…"),
+        (ValueError("several\r\n  lines\n\nof it\n"), "ValueError: several lines of it"),
     ],
-    ids=["plain", "empty", "unreadable", "long"],
+    ids=["plain", "empty", "unreadable", "long", "lines"],
 )
 def test_an_exception_of_a_user_is_described_whatever_its_text_is(error, description):
     assert described(error) == description
