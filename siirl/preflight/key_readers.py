@@ -9,6 +9,7 @@ reward manager) may read any key of its subject. Left out: refusing keys that ar
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
+from envs.perturbations import INSTRUCTION
 from envs.registry import asks_questions
 from siirl.params import sizes
 from siirl.params.algorithm_args import AlgorithmArguments
@@ -117,6 +118,15 @@ ROWS: tuple[Row, ...] = (
             lambda config: not config.data.train_files or not asks_questions(config.env.name),
             "by environments that generate or choose questions, but here data.train_files has "
             "them: leave one of the two out.",
+        ),
+    ),
+    (
+        "env",
+        ("perturb_strength",),
+        Reader(
+            negated(has_value("env.perturb", (INSTRUCTION,))),
+            "by factors with a range, but env.perturb=[instruction] has none: name another factor, "
+            "or leave it out.",
         ),
     ),
     ("data", ("val_files", "heldout_share", "num_loader_workers"), FILES),

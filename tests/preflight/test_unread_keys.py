@@ -41,6 +41,10 @@ def unread(parsed: ParsedConfig) -> list[str]:
             "reward.encoder=random is read by reward.name=srpo, srpo_released and video_value, not",
         ),
         (
+            "env=metaworld env.perturb=[instruction] env.perturb_strength=0.5",
+            "env.perturb_strength=0.5 is read by factors with a range, but env.perturb=[instruction]",
+        ),
+        (
             "pipeline=grpo reward.alpha=0.2",
             "reward.alpha=0.2 is read by reward.name=srpo, video_value and oracle, not by success",
         ),
@@ -303,6 +307,7 @@ def test_a_key_that_nothing_reads_is_refused_with_its_reader(words: str, expecte
 @pytest.mark.parametrize(
     "words",
     [
+        "env=metaworld env.perturb=[instruction,camera] env.perturb_strength=0.5",
         "reward.encoder=random reward.alpha=0.5",
         "reward=oracle reward.alpha=0.5",
         "pipeline=grpo reward.name=json:loads reward.encoder=null reward.alpha=0.5",
