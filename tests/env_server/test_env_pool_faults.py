@@ -1,0 +1,236 @@
+"""Faults of environments in a pool that need no process: replays, failed episodes, the log."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from local_pools import local_pool, run_episode, run_episodes
+from virtual_time import run_in_virtual_time
+
+from envs.base import FrameRequest
+from siirl.env_server.server import RaisedError
+from siirl.env_server.tally import Tally
+from siirl.errors import SimulationFailed
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["raise", "hang_awaiting", "nan_observation", "nan_reward", "wrong_shape", "wrong_dtype"],
+)
+def test_after_a_fault_the_episode_ends_as_without_it(fault, tmp_path):
+    async def episodes(times):
+        kwargs = {"fault": fault, "ledger": str(tmp_path), "times": times}
+        async with local_pool("probe_envs:FaultyEnv", kwargs, deadline_s=0.3) as pool:
+            return await run_episodes(pool, range(4)), pool.stats()
+
+    wanted, calm = run_in_virtual_time(episodes(0))
+    got, stats = run_in_virtual_time(episodes(2))
+    assert got == wanted
+    assert (calm["env/replays"], stats["env/replays"], stats["env/failures"]) == (0, 2, 0)
+    assert (
+        stats["env/steps"]
+        == calm["env/steps"]
+        == sum(entry[-1] for episode in wanted for entry in episode[1:])
+    )
+
+
+def test_frames_survive_a_fault(tmp_path):
+    async def frames(times):
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "times": times, "at_step": 8}
+        async with local_pool("probe_envs:FaultyEnv", kwargs) as pool, pool.slot() as slot:
+            await slot.reset(
+                seed=1, options={"frames": {"recorder": FrameRequest(every=2, size=4)}}
+            )
+            for _ in range(3):
+                await slot.step_chunk(np.zeros((4, 1), np.float32))
+            return await slot.frames("recorder")
+
+    calm, replayed = asyncio.run(frames(0)), asyncio.run(frames(1))
+    assert replayed.steps == calm.steps == (0, 2, 4, 6, 8, 10, 12)
+    assert np.array_equal(replayed.images, calm.images)
+
+
+def test_an_episode_that_fails_too_often_is_given_up_and_no_other(tmp_path):
+    async def episodes():
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "times": 99}
+        async with local_pool(
+            "probe_envs:FaultyEnv", kwargs, num_servers=2, envs_per_server=3, max_replays=2
+        ) as pool:
+            return await run_episodes(pool, range(8)), pool.stats()
+
+    said, stats = asyncio.run(episodes())
+    assert [isinstance(entry, SimulationFailed) for entry in said] == [
+        seed == 1 for seed in range(8)
+    ]
+    assert (
+        "seed 1" in str(said[1])
+        and "failed 3 times" in str(said[1])
+        and "the simulation diverged" in str(said[1])
+    )
+    assert len(list(tmp_path.iterdir())) == 3
+    assert stats["env/failures"] == 1
+
+
+def test_a_slot_can_be_used_again_after_a_failure(tmp_path):
+    async def again():
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "times": 1}
+        async with local_pool("probe_envs:FaultyEnv", kwargs, num_servers=1, max_replays=0) as pool:
+            failed = (await run_episodes(pool, [1]))[0]
+            return failed, await run_episode(pool, 1)
+
+    failed, said = asyncio.run(again())
+    assert isinstance(failed, SimulationFailed)
+    assert said[-1][3]
+
+
+def test_an_episode_that_cannot_be_replayed_fails_at_once_with_the_reason(tmp_path, caplog):
+    async def episode():
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "replayable": False}
+        async with local_pool("probe_envs:FaultyEnv", kwargs) as pool:
+            return (await run_episodes(pool, [1]))[0], pool.stats()
+
+    said, stats = asyncio.run(episode())
+    assert isinstance(said, SimulationFailed)
+    assert (
+        "replayable=False. Last: raised: server 1 of 2 (probe_envs:FaultyEnv): step_chunk raised "
+        "RuntimeError: the sim" in str(said)
+    )
+    assert str(said).endswith("\nRuntimeError: the simulation diverged")
+    assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
+    assert not any("is replayed" in record.message for record in caplog.records)
+
+
+def test_an_error_without_text_is_named_by_its_type():
+    said = RaisedError.of(RuntimeError())
+    assert (said.summary, said.trace) == ("RuntimeError", "\nRuntimeError\n")
+
+
+def test_an_episode_between_two_calls_gets_the_reason_of_its_servers_replacement(tmp_path):
+    async def episodes():
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "replayable": False}
+        async with (
+            local_pool("probe_envs:FaultyEnv", kwargs, num_servers=1, envs_per_server=2) as pool,
+            pool.slot() as bystander,
+        ):
+            await bystander.reset(seed=2)
+            await run_episodes(pool, [1])
+            await bystander.step_chunk([np.zeros(1, np.float32)])
+
+    with pytest.raises(
+        SimulationFailed,
+        match=r"replayable=False\. Last: raised: server 1 of 1 .*the simulation diverged",
+    ):
+        asyncio.run(episodes())
+
+
+def test_an_episode_that_ends_itself_takes_no_other_with_it_though_none_can_be_replayed(tmp_path):
+    """Seed 1 fails in its third chunk of four; the others are in the middle of theirs, on the same
+    server.
+    """
+
+    async def episodes():
+        kwargs = {"fault": "give_up", "ledger": str(tmp_path), "replayable": False}
+        async with local_pool(
+            "probe_envs:FaultyEnv", kwargs, num_servers=1, envs_per_server=4
+        ) as pool:
+            return await run_episodes(pool, range(4)), pool.stats()
+
+    async def calm():
+        async with local_pool(num_servers=1, envs_per_server=4) as pool:
+            return await run_episodes(pool, range(4))
+
+    (first, failed, *others), stats = asyncio.run(episodes())
+    assert isinstance(
+        failed, SimulationFailed
+    ) and "could not be simulated: EpisodeFailed: its gripper is stuck." in str(failed)
+    wanted = asyncio.run(calm())
+    assert [first, *others] == [wanted[0], *wanted[2:]]
+    assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+def test_an_episode_that_failed_at_its_reset_is_started_anew(replayable, tmp_path, caplog):
+    """Nothing has happened in it, so there is nothing to replay."""
+
+    async def episode(times):
+        kwargs = {
+            "fault": "none",
+            "ledger": str(tmp_path),
+            "times": times,
+            "replayable": replayable,
+        }
+        async with local_pool("probe_envs:FaultyStartEnv", kwargs, num_servers=1) as pool:
+            return (await run_episodes(pool, [1]))[0], pool.stats()
+
+    calm, _ = asyncio.run(episode(0))
+    said, stats = asyncio.run(episode(2))
+    assert said == calm
+    assert (stats["env/replays"], stats["env/failures"]) == (0, 0)
+    (first, second) = [record.message for record in caplog.records if record.name.endswith("slot")]
+    assert first == "Episode with seed 1 is started again (failure 1, 2 allowed)."
+    assert second == "Episode with seed 1 is started again (failure 2, 2 allowed)."
+
+
+def test_a_reset_that_fails_too_often_is_given_up_with_its_reason(tmp_path):
+    async def episode():
+        kwargs = {"fault": "none", "ledger": str(tmp_path), "times": 99, "replayable": False}
+        async with local_pool(
+            "probe_envs:FaultyStartEnv", kwargs, num_servers=1, max_replays=1
+        ) as pool:
+            return (await run_episodes(pool, [1]))[0]
+
+    said = asyncio.run(episode())
+    assert isinstance(said, SimulationFailed)
+    assert "failed 2 times, and env.max_replays is 1. Last: raised:" in str(
+        said
+    ) and "the simulator is not there" in str(said)
+
+
+def test_a_replay_that_deviates_is_reported(tmp_path, caplog):
+    async def episode():
+        async with local_pool(
+            "probe_envs:FlickeringEnv", {"fault": "raise", "ledger": str(tmp_path)}
+        ) as pool:
+            return (await run_episodes(pool, [1]))[0]
+
+    said = asyncio.run(episode())
+    assert isinstance(said, SimulationFailed)
+    assert "diverged" in str(said) and "replayable=False" in str(said)
+    assert any(
+        record.levelname == "ERROR" and "diverged" in record.message for record in caplog.records
+    )
+
+
+def test_the_first_failure_of_each_cause_is_logged_and_the_others_are_counted(tmp_path, caplog):
+    async def steps():
+        kwargs = {"fault": "give_up", "ledger": str(tmp_path), "times": 99}
+        async with local_pool("probe_envs:FaultyEnv", kwargs, envs_per_server=4) as pool:
+            said = []
+            for episodes in (8, 2):
+                failed = await run_episodes(pool, [1] * episodes)
+                assert all(isinstance(failure, SimulationFailed) for failure in failed)
+                said.append((pool.stats()["env/failures"], [r.message for r in caplog.records]))
+                caplog.clear()
+            return said
+
+    reason = "could not be simulated: EpisodeFailed: its gripper is stuck."
+    more = "of this step could not be simulated for the same reason: EpisodeFailed: its gripper is"
+    first = f"The episode with seed 1 and options {{}} {reason}"
+    assert asyncio.run(steps()) == [
+        (8, [first, f"And 7 more episodes {more} stuck."]),
+        (2, [first, f"And 1 more episode {more} stuck."]),
+    ]
+
+
+def test_of_many_causes_three_are_logged_and_a_pool_that_closes_counts_the_rest(caplog):
+    tally = Tally()
+    for number in range(9):
+        tally.fail(f"cause {number}.", f"episode {number} failed: cause {number}.")
+    tally.report_failures()
+    tally.report_failures()
+    assert [record.message for record in caplog.records] == [
+        *(f"episode {number} failed: cause {number}." for number in range(3)),
+        "And 6 more episodes of this step could not be simulated for other reasons; the first 3 "
+        "are above.",
+    ]
+    assert tally.failures == 9
