@@ -1,18 +1,16 @@
 """Wraps any registered Gymnasium environment in the contract: `env=gymnasium env.id=CartPole-v1`.
 
-`envs.gymnasium_spaces` converts observations and actions. Frame streams come from Gymnasium's
-`rgb_array` rendering, scaled to the requested size. Success is reported if the info of a first
-step, taken at construction, has `is_success` or `success`, or if `reports_success` declares that a
-later one has it. Environments that a package registers at import are named in Gymnasium's form:
-`env.id=my_package:MyEnv-v0`.
+`envs.gymnasium_ids` looks ids up, and `envs.gymnasium_spaces` converts observations and actions.
+Frame streams come from Gymnasium's `rgb_array` rendering, scaled to the requested size. Success is
+reported if the info of a first step, taken at construction, has `is_success` or `success`, or if
+`reports_success` declares that a later one has it. Environments that a package registers at import
+are named in Gymnasium's form: `env.id=my_package:MyEnv-v0`.
 
 Left out: renderings other than images. Images are converted with NumPy only.
 """
 
 import copy
-import difflib
 import functools
-import importlib
 import importlib.util
 import inspect
 import logging
@@ -43,6 +41,7 @@ from envs.base import (
     StepResult,
     is_reward,
 )
+from envs.gymnasium_ids import registration
 from envs.gymnasium_pictures import as_rgb, fitted
 from envs.gymnasium_spaces import ActionLayout, ObservationLayout
 from envs.mistakes import user_code
@@ -84,7 +83,7 @@ class GymnasiumEnv(Environment):
             RuntimeError: A package that the environment needs is missing.
         """
         can_draw_mujoco = _choose_renderer()
-        registered = _registered(id)
+        registered = registration(id)
         id = registered.id
         limit = max_episode_steps if max_episode_steps is not None else registered.max_episode_steps
         if limit is None:
@@ -250,38 +249,6 @@ class GymnasiumEnv(Environment):
                 picture = self.render() if picture is None else picture
                 frames.add(stream, fitted(picture, request.size), self._step)
         return frames.take()
-
-
-def _registered(id: str) -> EnvRegistration:
-    """Registration of `id`; for `module:id`, imports the module first, as `gymnasium.make` does."""
-    module, _, name = id.rpartition(":")
-    if module:
-        _import(module, id=id)
-    try:
-        return gymnasium.spec(name)
-    except (error.Error, ModuleNotFoundError) as unknown:
-        # unregistered, deprecated, or not an id
-        nearest = difflib.get_close_matches(name, gymnasium.registry, n=5)
-        hint = (
-            f" Nearest: {', '.join(nearest)}."
-            if nearest
-            else f" There are {len(gymnasium.registry)}, for example CartPole-v1."
-        )
-        raise ValueError(f"Unknown Gymnasium id {id!r}.{hint} ({unknown})") from unknown
-
-
-def _import(module: str, *, id: str) -> None:
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as missing:
-        if missing.name is None or not f"{module}.".startswith(f"{missing.name}."):
-            raise RuntimeError(
-                f"Gymnasium environment {id!r} needs a package that is not installed: {missing}"
-            ) from missing
-        raise ValueError(
-            f"Gymnasium id {id!r}: there is no module {missing.name!r} to import; is it on the "
-            "Python path?"
-        ) from missing
 
 
 def _make(

@@ -1,0 +1,45 @@
+"""Looks up registered Gymnasium ids, with a sentence for each that is not there."""
+
+import difflib
+import importlib
+
+import gymnasium
+from gymnasium import error
+from gymnasium.envs.registration import EnvSpec as EnvRegistration
+
+
+def registration(id: str) -> EnvRegistration:
+    """Registration of `id`; for `module:id`, imports the module first, as `gymnasium.make` does.
+
+    Raises:
+        ValueError: An unknown id (the message has the nearest known ones), or no such module.
+        RuntimeError: The module needs a package that is missing.
+    """
+    module, _, name = id.rpartition(":")
+    if module:
+        _import(module, id=id)
+    try:
+        return gymnasium.spec(name)
+    except (error.Error, ModuleNotFoundError) as unknown:
+        # unregistered, deprecated, or not an id
+        nearest = difflib.get_close_matches(name, gymnasium.registry, n=5)
+        hint = (
+            f" Nearest: {', '.join(nearest)}."
+            if nearest
+            else f" There are {len(gymnasium.registry)}, for example CartPole-v1."
+        )
+        raise ValueError(f"Unknown Gymnasium id {id!r}.{hint} ({unknown})") from unknown
+
+
+def _import(module: str, *, id: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{module}.".startswith(f"{missing.name}."):
+            raise RuntimeError(
+                f"Gymnasium environment {id!r} needs a package that is not installed: {missing}"
+            ) from missing
+        raise ValueError(
+            f"Gymnasium id {id!r}: there is no module {missing.name!r} to import; is it on the "
+            "Python path?"
+        ) from missing
