@@ -64,7 +64,7 @@ class GymnasiumEnv(Environment):
         self,
         id: str,
         max_episode_steps: int | None = None,
-        reports_success: bool = False,
+        reports_success: bool | None = None,
         **kwargs: Any,
     ) -> None:
         """Make the environment; it renders nothing until frames are requested.
@@ -73,8 +73,9 @@ class GymnasiumEnv(Environment):
             id: Gymnasium id, for example `Reacher-v5`, or `module:id` if importing the module
                 registers it.
             max_episode_steps: Step limit of an episode; by default the registered one.
-            reports_success: Whether later infos have `is_success` or `success` although that of
-                the first step has neither; an episode whose infos never have it is no success.
+            reports_success: Whether the infos have `is_success` or `success`; the last one of an
+                episode counts, and without the key it is no success. By default whether the info of
+                the first step has it.
             kwargs: Passed to `gymnasium.make`.
 
         Raises:
@@ -97,7 +98,9 @@ class GymnasiumEnv(Environment):
         _require_spaces(self._env, name=id)
         self._layout = ObservationLayout(self._env.observation_space, name=id)
         self._actions = ActionLayout(self._env.action_space, name=id)
-        shows_success = _shows_success(self._env, name=id)
+        success_key = _success_key(self._env, name=id)
+        self._success_keys = SUCCESS_KEYS if success_key is None else (success_key,)
+        self._declared = reports_success is not None
         self.spec = EnvSpec(
             name="gymnasium",
             tasks=(id,),
@@ -105,7 +108,7 @@ class GymnasiumEnv(Environment):
             action_space=self._actions.space,
             decisions=self._actions.decisions,
             max_episode_steps=limit,
-            reports_success=reports_success or shows_success,
+            reports_success=success_key is not None if reports_success is None else reports_success,
             renders=self._env.render_mode == "rgb_array"
             and (can_draw_mujoco or "mujoco" not in sys.modules),
             replayable=not registered.nondeterministic,
@@ -233,10 +236,10 @@ class GymnasiumEnv(Environment):
                 f"{self._step} steps, which must be a dict."
             )
         info: Info = {"task": self.spec.tasks[0]}
-        key = next((key for key in SUCCESS_KEYS if raw.get(key) is not None), None)
+        key = next((key for key in self._success_keys if raw.get(key) is not None), None)
         if self.spec.reports_success:
             info["success"] = key is not None and self._flag(raw[key], key)
-        elif key is not None:
+        elif key is not None and not self._declared:
             _note_late_success(self.spec.tasks[0], key)
         if self._streams:
             info["frames"] = self._due_frames()
@@ -349,8 +352,8 @@ def _parts(returned: Any, form: str, *, name: str) -> tuple[Any, ...]:
     return tuple(returned)
 
 
-def _shows_success(env: gymnasium.Env[Any, Any], *, name: str) -> bool:
-    """Whether the info of a first step has success.
+def _success_key(env: gymnasium.Env[Any, Any], *, name: str) -> str | None:
+    """The key of success in the info of a first step; None if it has neither.
 
     Raises:
         Misbehaved: `reset` or `step` raised, or its result differs from Gymnasium's form.
@@ -363,7 +366,7 @@ def _shows_success(env: gymnasium.Env[Any, Any], *, name: str) -> bool:
     with user_code(lambda error: Misbehaved(f"{where} raised {error}."), passed=Misbehaved):
         _parts(env.reset(seed=0), RESET, name=name)
         *_, info = _parts(env.step(action_space.sample()), STEP, name=name)
-    return any(key in info for key in SUCCESS_KEYS)
+    return next((key for key in SUCCESS_KEYS if key in info), None)
 
 
 @functools.cache  # one warning per process

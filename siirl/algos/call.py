@@ -6,7 +6,7 @@ refused when the function is registered, before the run starts.
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Hashable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 from siirl.errors import ConfigError
@@ -85,9 +85,10 @@ def parameters_of(function: Callable[..., Any], *, kind: str) -> Mapping[str, in
 
 def read_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """The parameters of `function` by name, read once: a loss runs in every mini-batch."""
-    if isinstance(function, Hashable):
+    try:
         return _remembered(function)
-    return inspect.signature(function).parameters
+    except TypeError:  # a callable object that has no hash
+        return inspect.signature(function).parameters
 
 
 @functools.lru_cache(maxsize=256)

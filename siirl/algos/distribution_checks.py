@@ -8,6 +8,8 @@ would train without a symptom. `check_own` looks for them once, at the first obs
 
 import dataclasses
 import logging
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -18,6 +20,8 @@ from siirl.errors import ConfigError, TensorError
 logger = logging.getLogger(__name__)
 
 DRAWS = 256
+FEWEST_DRAWS = 32
+MOST_S = 2.0  # a flow runs its network in each draw
 TOLERANCE = 0.1  # nats: an entropy may be an estimate, as SquashedGaussian's
 STANDARD_ERRORS = 6
 
@@ -43,16 +47,16 @@ def require_distribution(output: Any, *, policy: str) -> ActionDistribution:
     return output
 
 
-def require_scores(distribution: ActionDistribution, **scores: torch.Tensor) -> None:
+def require_scores(distribution: ActionDistribution, **scores: Any) -> None:
     """Check that each method named in `scores` returned a number per token, [N, T].
 
     Raises:
         ConfigError: A method of the distribution returned another shape.
     """
     for method, found in scores.items():
-        if found.shape != distribution.shape:
+        if not isinstance(found, torch.Tensor) or found.shape != distribution.shape:
             raise ConfigError(
-                f"{type(distribution).__name__}.{method} returned the shape {tuple(found.shape)}; "
+                f"{type(distribution).__name__}.{method} returned {_form(found)}; "
                 f"expected {distribution.shape}: rows, and tokens of a chunk."
             )
 
@@ -81,53 +85,115 @@ def require_choices(distribution: ActionDistribution, choices: torch.Tensor) -> 
 def check_own(distribution: ActionDistribution, *, uniforms: int) -> None:
     """Draw from a user's distribution, and compare its methods with each other.
 
-    Warns if its entropy is not the mean of `-log_prob` over its samples: one of the three methods
-    is then of another distribution, unless the entropy is an estimate. siirl's own distributions
-    are not checked.
+    Warns if the entropy of a token is not the mean of `-log_prob` over its samples: one of the
+    three methods is then of another distribution, unless the entropy is an estimate. siirl's own
+    distributions are not checked. Left out: the order of `mode` and `tempered`, and log-probs that
+    depend on other rows.
 
     Args:
         distribution: Of some observations.
         uniforms: `siirl.models.Policy.uniforms_per_chunk`.
 
     Raises:
-        ConfigError: Choices of another shape, or other choices for the same uniform numbers.
+        ConfigError: Choices that are no tensor or of another shape, other choices for the same
+            uniform numbers, or choices that depend on the numbers of another row.
     """
     if type(distribution).__module__.startswith("siirl."):
         return
-    name = type(distribution).__name__
-    rows, tokens = distribution.shape
-    most_likely = distribution.mode()
+    most_likely = _returned(distribution, "mode", distribution.mode())
     generator = torch.Generator().manual_seed(0)
-    uniforms_KNU = torch.rand((DRAWS, rows, uniforms), generator=generator).to(most_likely.device)
-    samples = [distribution.sample(uniforms_NU) for uniforms_NU in uniforms_KNU]
-    for method, choices in (("sample", samples[0]), ("mode", most_likely)):
-        if tuple(choices.shape[:2]) != (rows, tokens):
-            raise ConfigError(
-                f"{name}.{method} returned the shape {tuple(choices.shape)}; its first two axes "
-                f"must be {(rows, tokens)}: rows, and tokens of a chunk."
-            )
-    if not torch.equal(distribution.sample(uniforms_KNU[0]), samples[0]):
+    uniforms_KNU = torch.rand((DRAWS, distribution.shape[0], uniforms), generator=generator)
+    uniforms_KNU = uniforms_KNU.to(most_likely.device)
+
+    def draw(uniforms_NU: torch.Tensor) -> torch.Tensor:
+        return _returned(distribution, "sample", distribution.sample(uniforms_NU, top_p=1.0))
+
+    first = draw(uniforms_KNU[0])
+    if (most_likely.shape, most_likely.dtype) != (first.shape, first.dtype):
+        raise ConfigError(
+            f"{type(distribution).__name__}.mode returned {_form(most_likely)}, and sample "
+            f"{_form(first)}: both return choices, in one form."
+        )
+    if not bool(torch.isfinite(first).all()):
+        return  # the engine says so
+    _check_draws(distribution, draw, first, uniforms_KNU)
+    samples = [first]
+    until = time.monotonic() + MOST_S
+    for uniforms_NU in uniforms_KNU[1:]:
+        if time.monotonic() > until:
+            break
+        samples.append(draw(uniforms_NU))
+    if len(samples) >= FEWEST_DRAWS:
+        _compare_entropy(distribution, samples)
+
+
+def _check_draws(
+    distribution: ActionDistribution,
+    draw: Callable[[torch.Tensor], torch.Tensor],
+    first: torch.Tensor,
+    uniforms_KNU: torch.Tensor,
+) -> None:
+    """Raise ConfigError unless the choices of a row are a function of its uniform numbers."""
+    name = type(distribution).__name__
+    if not torch.equal(draw(uniforms_KNU[0]), first):
         raise ConfigError(
             f"{name}.sample returned two results for the same uniform numbers: draw from its "
             "argument alone, by inverting the cumulative distribution, so that an episode can be "
             "repeated and does not depend on others."
         )
-    require_scores(
-        distribution, log_prob=distribution.log_prob(samples[0]), entropy=distribution.entropy()
-    )
-    surprise_K = torch.stack([-distribution.log_prob(each).double().mean() for each in samples])
-    entropy = float(distribution.entropy().double().mean())
-    mean, error = float(surprise_K.mean()), float(surprise_K.std()) / DRAWS**0.5
-    if abs(mean - entropy) > TOLERANCE + STANDARD_ERRORS * error:
-        logger.warning(
-            "%s.entropy is %.3g nats on average, but the mean of -log_prob over %d samples is "
-            "%.3g: unless the entropy is an estimate, sample, log_prob and entropy are not of one "
-            "distribution.",
-            name,
-            entropy,
-            DRAWS,
-            mean,
+    other_NU = uniforms_KNU[0].clone()
+    other_NU[0] = uniforms_KNU[1, 0]
+    if not torch.equal(draw(other_NU)[1:], first[1:]):
+        raise ConfigError(
+            f"{name}.sample changed the choices of other rows with the uniform numbers of the "
+            "first: a row's choices must depend on its own numbers alone, because the rows of a "
+            "batch are different episodes."
         )
+
+
+def _compare_entropy(distribution: ActionDistribution, samples: Sequence[torch.Tensor]) -> None:
+    try:
+        entropy_NT = distribution.entropy()
+    except NotImplementedError:  # evaluations need none
+        return
+    require_scores(distribution, log_prob=distribution.log_prob(samples[0]), entropy=entropy_NT)
+    surprise_KT = torch.stack([-distribution.log_prob(each).double().mean(0) for each in samples])
+    entropy_T, mean_T = entropy_NT.double().mean(0), surprise_KT.mean(0)
+    error_T = surprise_KT.std(0) / len(samples) ** 0.5
+    gap_T = (mean_T - entropy_T).abs() - TOLERANCE - STANDARD_ERRORS * error_T
+    token = int(gap_T.argmax())
+    if float(gap_T[token]) > 0:
+        logger.warning(
+            "%s.entropy of token %d is %.3g nats on average, but the mean of -log_prob over %d "
+            "samples is %.3g: unless the entropy is an estimate, sample, log_prob and entropy are "
+            "not of one distribution.",
+            type(distribution).__name__,
+            token,
+            float(entropy_T[token]),
+            len(samples),
+            float(mean_T[token]),
+        )
+
+
+def _returned(distribution: ActionDistribution, method: str, choices: Any) -> torch.Tensor:
+    """Choices of a user's method.
+
+    Raises:
+        ConfigError: They are no tensor, or of another shape.
+    """
+    rows, tokens = distribution.shape
+    if not isinstance(choices, torch.Tensor) or tuple(choices.shape[:2]) != (rows, tokens):
+        raise ConfigError(
+            f"{type(distribution).__name__}.{method} returned {_form(choices)}; its first two axes "
+            f"must be {(rows, tokens)}: rows, and tokens of a chunk."
+        )
+    return choices
+
+
+def _form(found: Any) -> str:
+    if isinstance(found, torch.Tensor):
+        return f"the shape {tuple(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
+    return f"a {type(found).__name__} instead of a tensor"
 
 
 def _is_data(output: ActionDistribution) -> TypeGuard[Any]:

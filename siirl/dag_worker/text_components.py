@@ -135,7 +135,7 @@ class TextBuilder(RankBuilder):
             return make_task_loader(data, tasks=self.spec.tasks, ranks=ranks)
         return PromptLoader.of(
             data,
-            encode=self.tokenizer.encode_prompt,
+            encode=self.tokenizer.encode_row,
             check=self.spec.check_row,
             rank=ranks.rank,
             ranks=ranks.size,

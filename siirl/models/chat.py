@@ -114,18 +114,27 @@ class ChatTokenizer:
         Raises:
             ConfigError: The template refuses these messages (an unknown role), or pictures for a
                 text model.
-            ValueError: A picture that cannot be read, or is not in its place; a placeholder without
-                a picture. A text model reads the placeholder as text.
+            ValueError: A picture that cannot be read, or is not in its place.
         """
         seen = self.pictures_of(pictures)
-        if seen is not None:
-            _check_placeholders(messages, pictures=len(pictures))
         if seen is not None and pictures:
             ids = self._ids(self._render([_in_parts(entry) for entry in messages], generate=True))
             return seen.in_places(ids)
         if self.tokenizer.chat_template is None:
             return (*self._beginning(), *self._ids(_joined(messages)))
         return self._ids(self._render(messages, generate=True))
+
+    def encode_row(
+        self, messages: Sequence[Message], pictures: Sequence[PictureSource] = ()
+    ) -> tuple[int, ...]:
+        """`encode_prompt` for a row of a prompt file.
+
+        Raises ValueError also for a placeholder without a picture, if the model sees: the column of
+        pictures is then missing. A text model reads the placeholder as text.
+        """
+        if self.pictures_of(pictures) is not None:
+            _check_placeholders(messages, pictures=len(pictures))
+        return self.encode_prompt(messages, pictures)
 
     def encode_turn(self, messages: Sequence[Message], *, closed: bool = True) -> tuple[int, ...]:
         """Tokens after an answer: its closing token, new messages, start of the next turn.

@@ -59,7 +59,7 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
     for files in prompts:
         check_first_rows(
             files,
-            encode=tokenizer.encode_prompt,
+            encode=tokenizer.encode_row,
             check=spec.check_row or check_truth,
             count=ROWS_BEFORE_START,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from siirl.algos import distribution_checks
 from siirl.algos.distribution_checks import (
     check_own,
     require_choices,
@@ -73,13 +74,54 @@ def test_a_correct_categorical_passes_without_a_word(caplog):
     [
         ("sample", lambda self, uniforms_NU, *, top_p=1.0: self.mean[:1]),
         ("sample", lambda self, uniforms_NU, *, top_p=1.0: self.mean[:, :1]),
+        ("sample", lambda self, uniforms_NU, *, top_p=1.0: self.mean.numpy()),
         ("mode", lambda self: self.mean[:1]),
+        ("mode", lambda self: None),
+        ("mode", lambda self: self.mean[..., None]),
+        ("mode", lambda self: self.mean.long()),
+        ("log_prob", lambda self, choices: Gaussian.log_prob(self, choices).sum(-1)),
         ("entropy", lambda self: self.log_std[0, 0]),
+        ("entropy", lambda self: 1.5),
     ],
 )
-def test_a_method_that_returns_another_shape_is_refused(method, function, caplog):
-    with pytest.raises(ConfigError, match=rf"Own\.{method} returned the shape"):
+def test_a_method_that_returns_another_form_is_refused(method, function, caplog):
+    with pytest.raises(ConfigError, match=rf"Own\.{method} returned (the shape|a \w+ instead)"):
         checked(own(**{method: function}), caplog)
+
+
+def test_samples_that_follow_the_numbers_of_another_row_are_refused(caplog):
+    def sample(self, uniforms_NU, *, top_p=1.0):
+        return Gaussian.sample(self, uniforms_NU[:1].expand_as(uniforms_NU))
+
+    with pytest.raises(ConfigError, match="changed the choices of other rows"):
+        checked(own(sample=sample), caplog)
+
+
+def test_what_acting_does_not_need_may_be_missing(caplog):
+    def entropy(self):
+        raise NotImplementedError
+
+    def sample(self, uniforms_NU, *, top_p):
+        return Gaussian.sample(self, uniforms_NU)
+
+    assert checked(own(entropy=entropy, sample=sample), caplog) == []
+
+
+def test_samples_that_are_not_finite_are_left_to_the_engine(caplog):
+    kind = own(sample=lambda self, uniforms_NU, *, top_p=1.0: self.mean * math.nan)
+    assert checked(kind, caplog) == []
+
+
+def test_a_slow_distribution_is_drawn_from_for_a_bounded_time(caplog, monkeypatch):
+    draws = []
+
+    def sample(self, uniforms_NU, *, top_p=1.0):
+        draws.append(uniforms_NU)
+        return self.mean + 5  # of another distribution, but too few draws say so
+
+    monkeypatch.setattr(distribution_checks, "MOST_S", 0.0)
+    assert checked(own(sample=sample), caplog) == []
+    assert len(draws) <= 4
 
 
 def test_samples_of_the_global_generator_are_refused(caplog):
@@ -93,6 +135,11 @@ def test_samples_of_the_global_generator_are_refused(caplog):
     [
         {"sample": lambda self, uniforms_NU, *, top_p=1.0: self.mean + 5},
         {"log_prob": lambda self, choices: Gaussian.log_prob(self, choices) + 1},
+        {
+            "log_prob": lambda self, choices: (
+                Gaussian.log_prob(self, choices) + torch.tensor([1.0, -1.0, 0.0])
+            )
+        },
         {"entropy": lambda self: Gaussian.entropy(self) + 1},
         {"sample": lambda self, uniforms_NU, *, top_p=1.0: 2 * Gaussian.sample(self, uniforms_NU)},
     ],

@@ -53,7 +53,7 @@ def jsonl_of(path, *rows):
 def loader(path, *, tokenizer=None, **options):
     defaults = {"train_batch_size": 1, "max_prompt_length": 100, "heldout_share": 0.0}
     data = DataArguments(train_files=(str(path),), **{**defaults, **options})
-    return PromptLoader.of(data, encode=(tokenizer or tiny_seeing_tokenizer()).encode_prompt)
+    return PromptLoader.of(data, encode=(tokenizer or tiny_seeing_tokenizer()).encode_row)
 
 
 def test_the_forms_of_the_hub_and_of_verl_are_read(tmp_path):
@@ -182,6 +182,11 @@ def test_text_about_image_tags_stays_text_for_a_text_model(tmp_path):
     path = without_the_column(tmp_path / "rows.jsonl")
     assert open_prompts(path).row(0).prompt[0] == message("user", "An <image> tag")
     assert len(loader(path, tokenizer=ChatTokenizer(tiny_tokenizer())).dataset) == 1
+
+
+def test_a_prompt_that_is_not_of_a_file_may_quote_the_placeholder():
+    """An answer in a checker's prompt, or an environment's text: no column is missing."""
+    assert tiny_seeing_tokenizer().encode_prompt([message("user", "I see <image> so 4")])
 
 
 @pytest.mark.parametrize("others", [{}, {"image": ["ok.png"]}], ids=["missing", "misspelt"])

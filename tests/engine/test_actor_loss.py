@@ -1,6 +1,7 @@
 """The actor's loss from its configuration: resolved settings, refusals, needed columns."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -191,6 +192,22 @@ def test_the_properties_of_a_users_loss_stand_at_its_decorator(registries):
     plain, separable = (ActorLoss(ActorArguments(loss=name)) for name in ("plain", "separable"))
     assert (plain.advantage_only, plain.sums_tokens) == (False, False)
     assert (separable.advantage_only, separable.sums_tokens) == (True, True)
+
+
+def test_a_loss_may_be_an_object_without_a_hash(registries):
+    @dataclass(frozen=True)
+    class Scaled:
+        """Its field has no hash, so it has none."""
+
+        options: dict
+
+        def __call__(self, log_probs_BT, advantages_BT):
+            return PolicyLoss(loss_BT=-self.options["scale"] * advantages_BT * log_probs_BT)
+
+    register_own_loss("scaled")(Scaled({"scale": 2.0}))
+    columns = {"log_probs_BT": torch.ones(1, 2), "advantages_BT": torch.ones(1, 2)}
+    result = policy_loss(name="scaled", available={**columns, "mask_BT": torch.ones(1, 2) == 1})
+    assert result.loss_BT.tolist() == [[-2.0, -2.0]]
 
 
 def test_a_users_loss_may_weight_tokens_itself(registries):

@@ -112,7 +112,7 @@ def test_log_probs_of_another_shape_are_refused():
             return Joint(super().forward(**inputs).logits)
 
     with pytest.raises(
-        ConfigError, match=r"Joint.log_prob returned the shape \(1,\); expected \(1, 2\)"
+        ConfigError, match=r"Joint.log_prob returned the shape \(1,\) of float32; expected \(1, 2\)"
     ):
         ask(engine(Policy()), request("a", 0.0, [0.5, 0.5]))
 

@@ -149,6 +149,12 @@ def test_success_that_only_later_infos_have_is_reported_if_the_key_declares_it(c
     assert caplog.messages == []
 
 
+def test_success_that_is_declared_absent_is_neither_reported_nor_named(caplog):
+    assert late_successes(reports_success=False) == [None] * 3
+    assert not toy(reports_success=False).spec.reports_success
+    assert caplog.messages == []
+
+
 def test_success_that_only_later_infos_have_is_named_once_in_the_log(caplog):
     assert late_successes() + late_successes() == [None] * 6
     (warning,) = caplog.messages

@@ -26,7 +26,7 @@ from siirl.errors import ConfigError
 
 Encode = Callable[..., Sequence[int]]
 """Maps chat messages, with pictures if any, to the tokens of the prompt:
-`siirl.models.chat.ChatTokenizer.encode_prompt`.
+`siirl.models.chat.ChatTokenizer.encode_row`.
 """
 Gather = Callable[[Any], list[Any]]
 """Every rank's object, in rank order: `Collectives.gather_objects`."""
