@@ -78,6 +78,18 @@ def test_rows_whose_chunks_were_all_executed_score_as_beside_a_shorter_row():
         torch.testing.assert_close(of_all, of_some)
 
 
+def test_a_policy_that_changes_its_inputs_in_place_does_not_change_the_batch():
+    class Clipping(TinyPolicy):
+        def forward(self, *, proprioception, **others):
+            return super().forward(proprioception=proprioception.clamp_(-0.1, 0.1), **others)
+
+    batch = trajectories(3)
+    batch["response_mask"][:] = 1
+    before = batch["proprioception"].clone()
+    embodied_scorer(Clipping(), batch, 1.0)
+    assert torch.equal(batch["proprioception"], before)
+
+
 def test_tokens_that_were_not_executed_have_no_log_probs():
     batch = trajectories(5)
     scores = embodied_scorer(TinyPolicy(), batch, 1.0)

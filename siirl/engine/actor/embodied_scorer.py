@@ -79,8 +79,8 @@ class ExecutedChunks:
     """Whether they are all chunks of all rows, in order: nothing is gathered or scattered."""
 
     def of(self, values_BC: torch.Tensor) -> torch.Tensor:
-        """Entries [N, ...] of `values_BC` [B, C, ...]."""
-        return values_BC.flatten(0, 1) if self.every else values_BC[self.places_N]
+        """Entries [N, ...] of `values_BC` [B, C, ...], a copy: a policy may change its inputs."""
+        return values_BC.flatten(0, 1).clone() if self.every else values_BC[self.places_N]
 
 
 def inputs_of_executed_chunks(
