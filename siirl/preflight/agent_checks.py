@@ -2,7 +2,7 @@
 features that such a run lacks.
 
 Left out: names and sharing of the entries (`siirl.params.agents`), and whether the graph has their
-nodes (`siirl.preflight.prepare`).
+nodes (`siirl.preflight.configured_graph`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -6,7 +6,7 @@ from pathlib import Path
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import Event, StepDone
 from siirl.params.parser import parse_config
-from siirl.preflight.prepare import load_graph
+from siirl.preflight.configured_graph import load_graph
 from siirl.reporting.metrics import AGENT_PREFIX
 
 TIMED = (

@@ -12,7 +12,7 @@ from test_text_runs import SMALL
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.models.language_model import load_language_model
 from siirl.params.parser import parse_config
-from siirl.preflight.prepare import load_graph
+from siirl.preflight.configured_graph import load_graph
 
 CHAIN = (
     ("rollout", "MODEL_INFERENCE", "ROLLOUT"),

@@ -20,7 +20,7 @@ from siirl.dag_worker.events import StepDone
 from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.execution.dag import Node, TaskGraph
 from siirl.params.parser import parse_config
-from siirl.preflight.prepare import load_graph
+from siirl.preflight.configured_graph import load_graph
 
 SMALL = (
     "cluster=local", "data.train_batch_size=4", "trainer.val_episodes=0", "trainer.record_episodes=0", "trainer.max_minutes=null",

@@ -18,7 +18,7 @@ from siirl.params.algorithm_args import ADV_WHITENINGS, CPGD_WEIGHTS
 from siirl.params.model_args import IMPORTANCE_BOUNDS, IMPORTANCE_LEVELS
 from siirl.params.parser import parse_config
 from siirl.preflight.config_checks import config_problems
-from siirl.preflight.prepare import load_graph
+from siirl.preflight.configured_graph import load_graph
 
 SMALL = (
     "env=gymnasium", "env.id=CartPole-v1", "cluster=local", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=3",

@@ -16,7 +16,7 @@ from siirl.algos.policy_losses import LOSS_TRAITS, POLICY_LOSSES, policy_loss
 from siirl.dag_worker.registries import REGISTRIES, load_plug_ins
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.parser import known_keys, parse_config
-from siirl.preflight.prepare import load_graph
+from siirl.preflight.configured_graph import load_graph
 from siirl.reporting.jsonl import read_rows
 
 OWN_NAMES = """

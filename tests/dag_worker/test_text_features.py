@@ -23,7 +23,7 @@ from siirl.params import RewardModelArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.model_args import LoraArguments
 from siirl.params.parser import parse_config
-from siirl.preflight.prepare import load_graph
+from siirl.preflight.configured_graph import load_graph
 from siirl.reporting.rollout_files import read_rollouts
 
 SMALL = (

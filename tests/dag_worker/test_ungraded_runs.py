@@ -14,7 +14,7 @@ from one_process import run
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
 from siirl.params.parser import parse_config
-from siirl.preflight.prepare import load_graph
+from siirl.preflight.configured_graph import load_graph
 from siirl.reporting.rollout_files import read_rollouts
 from tests.engine.ranks_at_work import work_on_ranks
 

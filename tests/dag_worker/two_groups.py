@@ -15,8 +15,8 @@ from siirl.dag_worker.separate.workers import WorkerFactory, edges_of
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.params import sizes
 from siirl.params.parser import parse_config
+from siirl.preflight.configured_graph import load_graph
 from siirl.preflight.group_placement import place, scheduled
-from siirl.preflight.prepare import load_graph
 
 LOADING = threading.Lock()
 """transformers loads a model in one thread at a time."""

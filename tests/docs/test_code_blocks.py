@@ -16,8 +16,8 @@ import yaml
 from siirl.commands import SUBCOMMANDS
 from siirl.params.command_line import read_command_line
 from siirl.params.parser import parse
+from siirl.preflight.configured_graph import load_graph
 from siirl.preflight.early_checks import check_early
-from siirl.preflight.prepare import load_graph
 from tests.docs.code_blocks import OUTPUT, Block, blocks, documents
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from siirl.params import ActorArguments
 from siirl.params.model_args import IMPORTANCE_BOUNDS, IMPORTANCE_LEVELS, ImportanceArguments
 from siirl.params.parser import parse_config
 from siirl.params.registered_names import LOSSES, LOSSES_WITH_OWN_BOUNDS
-from siirl.preflight.prepare import weighs_tokens
+from siirl.preflight.configured_graph import weighs_tokens
 
 
 def resolved(*overrides):

@@ -14,7 +14,7 @@ import torch
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
 from siirl.params.parser import parse_config
-from siirl.preflight.prepare import load_graph
+from siirl.preflight.configured_graph import load_graph
 from tests.engine.ranks_at_work import work_on_ranks
 
 GUIDE = Path(__file__).with_name("architecture_guide_4_2.rst").read_text()

@@ -17,7 +17,7 @@ from siirl.algos.ranks import ALONE
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
 from siirl.params.parser import parse_config
-from siirl.preflight.prepare import load_graph
+from siirl.preflight.configured_graph import load_graph
 
 SMALL = (
     "cluster=local", "data.train_batch_size=3", "actor_rollout_ref.actor.ppo_mini_batch_size=3", "actor_rollout_ref.actor.ppo_epochs=1",

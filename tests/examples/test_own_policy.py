@@ -11,8 +11,8 @@ from siirl.dag_worker.events import StepDone
 from siirl.evaluate import main as evaluate
 from siirl.export import main as export
 from siirl.params.parser import parse_config
+from siirl.preflight.configured_graph import load_graph
 from siirl.preflight.needed_files import file_problems
-from siirl.preflight.prepare import load_graph
 from siirl.train import main as train
 
 COMMAND = (

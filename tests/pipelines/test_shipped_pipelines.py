@@ -21,7 +21,7 @@ from siirl.execution.dag.builtin_pipelines import (
 )
 from siirl.execution.dag.load import load_pipeline
 from siirl.params.parser import parse_config
-from siirl.preflight.prepare import require_configured_columns
+from siirl.preflight.configured_graph import require_configured_columns
 
 PROMPT_COLUMNS = ["index", "task_name", "task_id", "trial_id", "seed"]
 

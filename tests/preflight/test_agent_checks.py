@@ -5,10 +5,11 @@ import yaml
 
 from siirl.errors import SiirlError
 from siirl.params.parser import parse, parse_first, to_tree
+from siirl.preflight.configured_graph import load_graph
 from siirl.preflight.early_checks import check_early
 from siirl.preflight.group_placement import place
 from siirl.preflight.plan_text import render
-from siirl.preflight.prepare import load_graph, prepare
+from siirl.preflight.prepare import prepare
 from tests.two_agents import two_chains
 
 SEPARATE = ("trainer.n_gpus_per_node=2", "dag.groups={rollout:1,train:1}")

@@ -9,8 +9,8 @@ import pytest
 from siirl.errors import ConfigError
 from siirl.params.parser import parse, parse_config
 from siirl.preflight.config_checks import config_problems
+from siirl.preflight.configured_graph import load_graph
 from siirl.preflight.group_placement import place
-from siirl.preflight.prepare import load_graph
 from siirl.preflight.unread import unread_problems
 
 EIGHT = ("pipeline=grpo", "env=math", "trainer.n_gpus_per_node=8")

@@ -10,8 +10,8 @@ from siirl.execution.dag import NodeRole, NodeType, Pipeline
 from siirl.execution.dag.job_graph import skip_unused
 from siirl.params import sizes
 from siirl.params.parser import parse_config
+from siirl.preflight.configured_graph import needs_old_log_probs
 from siirl.preflight.plan_text import render
-from siirl.preflight.prepare import needs_old_log_probs
 from tests.preflight.camera_spec import SPEC
 from tests.preflight.plans import JOB, graph, one_line, plan_of
 

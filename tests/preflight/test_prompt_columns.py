@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from siirl.errors import ConfigError
 from siirl.execution.dag import Pipeline, TaskGraph, load_workflow_file
 from siirl.params.parser import parse_config
-from siirl.preflight.prepare import require_configured_columns
+from siirl.preflight.configured_graph import require_configured_columns
 from siirl.preflight.prompt_columns import prompt_column_problems
 
 MATH = ("env=math", "pipeline=grpo")

@@ -10,8 +10,8 @@ from envs.base import PROPRIOCEPTION, EnvSpec
 from siirl.errors import ConfigError
 from siirl.params.parser import parse, parse_config
 from siirl.preflight.config_checks import config_problems
+from siirl.preflight.configured_graph import load_graph
 from siirl.preflight.environment_checks import environment_problems
-from siirl.preflight.prepare import load_graph
 from siirl.preflight.unread import unread_in_domain, unread_problems
 
 JOB = ("env=gymnasium", "env.id=CartPole-v1", "pipeline=ppo", "trainer=classic_control")

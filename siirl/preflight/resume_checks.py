@@ -1,0 +1,116 @@
+"""Checks of the run that `trainer.resume` continues."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from siirl.dag_worker.manifest import EVALUATION_DUE, read_manifest, resolve_checkpoint
+from siirl.errors import ConfigError
+from siirl.params import SiiRLArguments
+from siirl.params.build import as_text
+from siirl.params.key_names import MODEL_OPTIONS, MODEL_POLICY
+from siirl.params.user_settings import value_at
+from siirl.preflight.needed_files import find_resume
+from siirl.preflight.plan import ResumePoint
+from siirl.reporting.config_difference import is_damaged, read_config
+from siirl.reporting.run_folder import CONFIG_FILE
+
+CONTINUED = ("env.id", "env.max_episode_steps", "data.train_batch_size")
+"""Keys on which the running episodes of a run with `rollout.n_steps` depend."""
+
+
+def check_resume(config: SiiRLArguments) -> ResumePoint | None:
+    """Check the checkpoint that `trainer.resume` names, and replace the key by its folder or None.
+
+    Returns:
+        The start of the run; None without `trainer.resume`.
+
+    Raises:
+        ConfigError: The folder holds no checkpoint, or one of a finished run or of another model.
+        MissingAssetError: The folder of `trainer.resume` does not exist.
+        CheckpointError: The checkpoint is incomplete.
+    """
+    trainer = config.trainer
+    wanted = trainer.resume
+    folder = find_resume(trainer)
+    total = trainer.total_steps
+    trainer.resume = None if folder is None else str(folder)
+    if folder is None:
+        return (
+            None
+            if wanted is None
+            else ResumePoint(
+                f"new run: trainer.resume={wanted} found no checkpoint of {trainer.experiment_name}"
+            )
+        )
+    checkpoint = resolve_checkpoint(folder)
+    run = checkpoint.parent.parent
+    _require_its_model(config, run, place=f"trainer.resume={wanted}")
+    if config.actor_rollout_ref.rollout.n_steps is not None:
+        _require_its_episodes(config, run, place=f"trainer.resume={wanted}")
+    manifest = read_manifest(checkpoint)
+    step = int(manifest["step"])
+    if total is not None and step >= total and not manifest.get(EVALUATION_DUE, False):
+        raise ConfigError(
+            f"trainer.resume={wanted}: {folder} has finished step {step} of "
+            f"trainer.total_steps={total}: raise "
+            "trainer.total_steps, or evaluate the policy: siirl evaluate "
+            f"checkpoint={folder}"
+        )
+    return ResumePoint(f"after step {step} of {folder}", step)
+
+
+def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None:
+    """Refuse to resume `run` with another kind of model; its weights would not load."""
+    file, own = run / CONFIG_FILE, config.actor_rollout_ref.model.policy
+    its = value_at(read_config(file), MODEL_POLICY)
+    if its not in (None, own):
+        raise ConfigError(
+            f"{place}: that run has {MODEL_POLICY}={its}, but this job has {own}. Repeat the words "
+            f"of its command, or add --config {file}."
+        )
+
+
+def _require_its_episodes(config: SiiRLArguments, run: Path, *, place: str) -> None:
+    """Refuse to continue the running episodes of `run` with settings that change them."""
+    file = run / CONFIG_FILE
+    config_of_run = read_config(file)
+    for name in CONTINUED:
+        group, key = name.split(".")
+        own = getattr(getattr(config, group), key)
+        its = (value_at(config_of_run, group) or {}).get(key, own)
+        if its != own:
+            raise ConfigError(
+                f"{place}: that run has {name}={as_text(its)}, but this job has {as_text(own)}, "
+                "and its running episodes are continued (actor_rollout_ref.rollout.n_steps). "
+                f"Repeat the words of its command, or add --config {file}."
+            )
+
+
+def resumed_policy(resume: str | None, *, first: bool, group: int) -> Path | None:
+    """The folder of a group's policy in the checkpoint that the job continues."""
+    if resume is None:
+        return None
+    return resolve_checkpoint(Path(resume)) / ("actor" if first else f"actor_{group}")
+
+
+def changed_options(config: SiiRLArguments, resumed: Path) -> list[str]:
+    """Options of the policy that differ from those in the resumed run's configuration; empty if it
+    cannot be read, or for a job of several agents.
+    """
+    its = value_at(read_config(resumed.parents[2] / CONFIG_FILE), MODEL_OPTIONS)
+    if not isinstance(its, dict) or config.agents:
+        return []
+    own = config.actor_rollout_ref.model.options
+    names = its.keys() | own.keys()
+    return sorted(n for n in names if (n in its, its.get(n)) != (n in own, own.get(n)))
+
+
+def unread_config(resume: str | None) -> Iterator[str]:
+    """A warning if the configuration of the resumed run could not be compared with this one's."""
+    if resume is not None:
+        file = resolve_checkpoint(Path(resume)).parent.parent / CONFIG_FILE
+        if is_damaged(file):
+            yield (
+                f"{file} is damaged, so whether this job's configuration fits the run that it "
+                "resumes was not checked."
+            )
