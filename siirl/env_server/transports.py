@@ -104,6 +104,7 @@ class LocalTransport:
         task = asyncio.get_running_loop().create_task(self._and_go_back(coroutine))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: coroutine.close())  # if it was cancelled before its start
         return task
 
     async def _and_go_back(self, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -1,6 +1,7 @@
 """The end of a pool while its servers start or end: none is started, none is left."""
 
 import asyncio
+import gc
 
 import numpy as np
 import pytest
@@ -152,3 +153,16 @@ def test_a_loop_that_cancels_all_tasks_leaves_no_server_of_a_pool_that_starts(mo
 
     asyncio.run(life())
     assert CLOSES == ["closed"]
+
+
+@pytest.mark.filterwarnings("always:coroutine")
+def test_a_request_that_is_cancelled_before_its_start_is_no_forgotten_coroutine(recwarn):
+    async def life():
+        transport = LocalTransport(env_name=f"{__name__}:RecordingEnv", env_kwargs={}, num_envs=1)
+        await transport.open()
+        transport.send([], lambda positions, answers: None)
+        await transport.kill()
+
+    asyncio.run(life())
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn] == []

@@ -1,0 +1,83 @@
+"""Trains on SRPO's video reward with the successes hidden, to see whether the policy finds a hole.
+
+    python -m benchmarks.reward_alone --seeds 1
+
+Every episode, success or not, gets sigmoid(-z) of its video's distance to fifteen expert episodes
+of its task, for 100 steps from the shipped weights. If videos come closer to the experts' while
+success falls, the policy exploits the reward. The simulator's distance to the goal is measured
+beside it. `benchmarks.learning_studies` runs and measures. Left out: the filter still drops groups
+that all succeed, which has no effect on what failures earn.
+"""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.collect_clips import collect
+from benchmarks.learning_studies import Arm, Study, run_studies
+from envs.metaworld.metaworld_env import DEFAULT_TASKS
+from siirl.engine.reward_manager import EpisodeOutcomes, RewardScores
+from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
+from siirl.engine.reward_manager.embodied_rewards import VideoReward
+from siirl.files.paths import find
+from siirl.params import RewardArguments
+from vjepa.encoders import load_video_encoder
+from vjepa.reward import TrajectoryReward
+from vjepa.reward_settings import TrajectoryRewardConfig
+
+EXPERTS = Path("outputs/benchmarks/reward_alone/experts.npz")
+EXPERT_EPISODES, FIRST_SEED = 15, 7_900_000  # of start states that nothing was trained or tuned on
+STUDY = Study(
+    common=(),
+    steps=100,
+    arms={
+        "video_alone": Arm(
+            ("reward.name=benchmarks.reward_alone:VideoAlone", "reward.encoder=assets/vjepa_tiny")
+        )
+    },
+)
+
+
+class VideoAlone(VideoReward):
+    """SRPO's reward of a failure, for every episode; experts are its only references.
+
+    Args:
+        config: The `reward` group.
+    """
+
+    def __init__(self, config: RewardArguments) -> None:
+        assert config.encoder is not None
+        encoder = load_video_encoder(str(find(config.encoder)))
+        experts = load_demonstration_clips(str(find(str(EXPERTS))))
+        super().__init__(
+            TrajectoryReward(
+                TrajectoryRewardConfig(alpha=1),
+                demonstrations={task: encoder.encode(clips) for task, clips in experts.items()},
+            )
+        )
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See `RewardManager`."""
+        return super().score(replace(outcomes, complete_B=np.zeros(len(outcomes.uid_B), bool)))
+
+    def remember(self, dropped: EpisodeOutcomes) -> None:
+        """Nothing: their successes are hidden."""
+
+
+def collect_experts() -> None:
+    """Write the references, unless they are there."""
+    if EXPERTS.is_file():
+        return
+    clips = asyncio.run(
+        collect(tasks=DEFAULT_TASKS, counts={"expert": EXPERT_EPISODES}, first_seed=FIRST_SEED)
+    )
+    EXPERTS.parent.mkdir(parents=True, exist_ok=True)
+    rows = {f"{clip.task}/{clip.seed}": clip.frames for clip in clips if clip.success}
+    np.savez_compressed(EXPERTS, allow_pickle=False, **rows)
+
+
+if __name__ == "__main__":
+    collect_experts()
+    run_studies({"alone": STUDY}, name="reward", description=__doc__)
