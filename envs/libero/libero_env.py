@@ -105,6 +105,8 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
             perturb_strength=perturb_strength,
         )
         self._tasks = {task.name: task for task in chosen}
+        # all of them or none: a batch has the distance of every episode
+        self._knows_distance = all(task.only_places for task in chosen)
         self._limit = max_episode_steps
         self._states = states
         self._quality = render_quality
@@ -184,11 +186,16 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
         return self._tasks[task].instruction
 
     def _facts(self, task: str) -> Info:
-        return {
+        facts: Info = {
             "suite": self._tasks[task].suite,
             INIT_STATE: self._state_number,
             "assets": self._assets.label,
         }
+        if self._knows_distance:
+            from envs.libero.goal_distance import goal_distance
+
+            facts["oracle_distance"] = goal_distance(self._simulators[task])
+        return facts
 
     def _make_simulator(self, task: str) -> "LiberoSimulator":
         from envs.libero.folders import import_libero

@@ -8,6 +8,7 @@ package.
 
 import functools
 import importlib.util
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,12 @@ class LiberoTask:
     def definition(self) -> Path:
         """The task's BDDL file in the installed package."""
         return package_folder() / "bddl_files" / (PREFIX + self.suite) / f"{self.name}.bddl"
+
+    @property
+    def only_places(self) -> bool:
+        """Whether its goal is only to put objects in or on something."""
+        goal = self.definition.read_text(encoding="utf-8").partition("(:goal")[2]
+        return {verb.lower() for verb in re.findall(r"\((\w+) \w", goal)} <= {"in", "on"}
 
     @property
     def initial_states(self) -> Path:

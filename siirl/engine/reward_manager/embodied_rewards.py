@@ -179,8 +179,8 @@ class OracleReward(VideoReward):
         """See RewardManager."""
         if outcomes.oracle_distance_B is None:
             raise ConfigError(
-                "reward.name=oracle needs an environment that reports info['oracle_distance']; "
-                "env=metaworld does."
+                "reward.name=oracle needs an environment that reports info['oracle_distance']: "
+                "env=metaworld does, and env=libero if all its tasks only place objects."
             )
         return super().score(outcomes)
 
