@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import version
 from itertools import groupby
@@ -213,18 +213,36 @@ def table(results: dict[str, Any]) -> str:
         "",
         f"Stable-Baselines3 {results.get('stable_baselines3', '')} with the zoo's settings, "
         f"CleanRL's files with their defaults. {results.get('note', '')}".strip(),
+        "Ratio: processor time against Stable-Baselines3's run of the same seed, if both ran on "
+        "one revision; the machine's speed differed between sittings.",
         "",
         "| task | steps | arm | seeds | return in the last tenth (each seed) | mean over tenths | "
-        "processor s |",
-        "|---|---|---|---|---|---|---|",
+        "processor s | ratio (seed) |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     ordered = sorted(results["runs"], key=_place)
-    lines += [_line(list(runs)) for _, runs in groupby(ordered, key=lambda run: _place(run)[:3])]
+    beside = {_sitting(run): run["processor_seconds"] for run in ordered if run["arm"] == "sb3"}
+    lines += [
+        _line(list(runs), beside=beside)
+        for _, runs in groupby(ordered, key=lambda run: _place(run)[:3])
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _line(runs: list[dict[str, Any]]) -> str:
+def _sitting(run: dict[str, Any]) -> tuple[Any, ...]:
+    """Task, steps, seed and revision of a run."""
+    revision = str(run["revision"]).removesuffix("-dirty")
+    return run["task"], run["steps"], run["seed"], revision
+
+
+def _line(runs: list[dict[str, Any]], *, beside: Mapping[tuple[Any, ...], float]) -> str:
+    """A line of the table; `beside` has Stable-Baselines3's processor seconds by `_sitting`."""
     last = [run["last"] for run in runs]
+    ratios = [
+        f"{run['processor_seconds'] / beside[_sitting(run)]:.2f} ({run['seed']})"
+        for run in runs
+        if run["arm"] in SIIRL and _sitting(run) in beside
+    ]
     cells = [
         runs[0]["task"],
         f"{runs[0]['steps']:,}",
@@ -233,6 +251,7 @@ def _line(runs: list[dict[str, Any]]) -> str:
         f"{statistics.fmean(last):.1f} ({_joined(f'{value:.0f}' for value in last)})",
         f"{statistics.fmean(run['mean'] for run in runs):.1f}",
         f"{statistics.fmean(run['processor_seconds'] for run in runs):.0f}",
+        _joined(ratios),
     ]
     return f"| {' | '.join(cells)} |"
 

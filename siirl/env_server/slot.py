@@ -58,6 +58,8 @@ class EpisodeRecord:
     """Generation of the server that runs this episode; None before the first call."""
     faults: int = 0
     """Server failures charged to this episode."""
+    last_fault: str = ""
+    """The failure that made it start again or be replayed."""
     ended: bool = False
 
     @property
@@ -222,7 +224,8 @@ class Slot:
                 episode,
                 f"its replay diverged: at call {number}, {differs}. Seed and actions do "
                 f"not determine an episode of {self._spec.name!r}: make it deterministic, or say "
-                f"that it is not: {how_to_say_unreplayable(self._spec.name)}",
+                f"that it is not: {how_to_say_unreplayable(self._spec.name)}. The failure "
+                f"before it: {episode.last_fault or self.supervisor.last_fault}",
             )
 
     async def _ask(self, method: Any, arguments: tuple[Any, ...], generation: int) -> Any:
@@ -244,6 +247,7 @@ class Slot:
         return result
 
     def _allow_another_try(self, episode: EpisodeRecord, fault: ServerFault) -> None:
+        episode.last_fault = str(fault)
         if fault.charged:
             episode.faults += 1
         if episode.faults > self._max_replays:

@@ -221,14 +221,14 @@ def no_update_line(metrics: Mapping[str, Reduced]) -> str:
     reasons = ", ".join(
         f"{count:.0f} dropped: {reason.replace('_', ' ')}" for reason, count in dropped.items()
     )
-    scored = metrics.get("reward/score") != [] and not metrics.get("advantage/abs_mean")
+    rewards = metrics.get("reward/score")
     cause = "no trajectory with an advantage was left"
-    if scored and not dropped.get("by_filter"):
-        cause = (
-            "every advantage was 0, as that of a single decision after whitening"
-            if "critic/updates" in metrics
-            else "rewards within each group were identical"
-        )
+    if rewards != [] and not metrics.get("advantage/abs_mean") and not dropped.get("by_filter"):
+        cause = "rewards within each group were identical"
+        if "critic/updates" in metrics:
+            cause = "every advantage was 0, as that of a single decision after whitening"
+            if isinstance(rewards, list) and len(rewards) > 1 and len(set(rewards)) == 1:
+                cause = f"every advantage was 0, because every reward was {number(rewards[0])}"
     return f"Policy not updated: {cause}" + (f" ({reasons})" if reasons else "")
 
 

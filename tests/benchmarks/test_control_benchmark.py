@@ -38,13 +38,36 @@ def test_contenders_take_the_steps_of_whole_updates():
     assert [task.steps_within(most) for most in (None, 600, 2000)] == [768, 512, 768]
 
 
+RUN = {
+    "task": "CartPole-v1",
+    "arm": "sb3",
+    "last": 8.0,
+    "mean": 4.0,
+    "processor_seconds": 3.0,
+    "steps": 512,
+    "revision": "one",
+}
+
+
 def test_other_lengths_of_a_task_have_their_own_lines():
-    run = {"task": "CartPole-v1", "arm": "sb3", "last": 8.0, "mean": 4.0, "processor_seconds": 3.0}
-    runs = [{**run, "seed": seed, "steps": steps} for steps, seed in ((512, 1), (256, 1), (512, 2))]
+    runs = [{**RUN, "seed": seed, "steps": steps} for steps, seed in ((512, 1), (256, 1), (512, 2))]
     assert table({"runs": runs}).splitlines()[-2:] == [
-        "| CartPole-v1 | 256 | sb3 | 1 | 8.0 (8) | 4.0 | 3 |",
-        "| CartPole-v1 | 512 | sb3 | 1, 2 | 8.0 (8, 8) | 4.0 | 3 |",
+        "| CartPole-v1 | 256 | sb3 | 1 | 8.0 (8) | 4.0 | 3 |  |",
+        "| CartPole-v1 | 512 | sb3 | 1, 2 | 8.0 (8, 8) | 4.0 | 3 |  |",
     ]
+
+
+def test_processor_time_is_compared_within_a_seed_and_a_revision_only():
+    own = {**RUN, "arm": "siirl", "processor_seconds": 6.0}
+    runs = [
+        {**RUN, "seed": 1},
+        {**RUN, "seed": 2},
+        {**own, "seed": 1, "revision": "one-dirty"},
+        {**own, "seed": 2, "revision": "two"},
+        {**own, "seed": 3},
+    ]
+    (line,) = [line for line in table({"runs": runs}).splitlines() if "| siirl |" in line]
+    assert line.endswith("| 6 | 2.00 (1) |")
 
 
 def test_the_clock_is_compared_with_the_faster_form_of_stable_baselines3():

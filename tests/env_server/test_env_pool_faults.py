@@ -186,7 +186,7 @@ def test_a_reset_that_fails_too_often_is_given_up_with_its_reason(tmp_path):
     ) and "the simulator is not there" in str(said)
 
 
-def test_a_replay_that_deviates_is_reported(tmp_path, caplog):
+def test_a_replay_that_deviates_is_reported_with_the_failure_before_it(tmp_path, caplog):
     async def episode():
         async with local_pool(
             "probe_envs:FlickeringEnv", {"fault": "raise", "ledger": str(tmp_path)}
@@ -195,9 +195,11 @@ def test_a_replay_that_deviates_is_reported(tmp_path, caplog):
 
     said = asyncio.run(episode())
     assert isinstance(said, SimulationFailed)
-    assert "diverged" in str(said) and "replayable=False" in str(said)
+    assert "its replay diverged" in str(said) and "replayable=False" in str(said)
+    assert str(said).endswith("\nRuntimeError: the simulation diverged")
     assert any(
-        record.levelname == "ERROR" and "diverged" in record.message for record in caplog.records
+        record.levelname == "ERROR" and "its replay diverged" in record.message
+        for record in caplog.records
     )
 
 

@@ -249,6 +249,15 @@ def test_a_step_without_an_update_has_the_reason_below_its_dashes() -> None:
             "whitening",
         ),
         (
+            {
+                "actor/updates": 0.0,
+                "critic/updates": 1.0,
+                "reward/score": [0.0, 0.0],
+                "advantage/abs_mean": 0.0,
+            },
+            "Policy not updated: every advantage was 0, because every reward was 0",
+        ),
+        (
             {"actor/updates": 0.0, "reward/score": [0.0, 0.0], "advantage/abs_mean": 0.0},
             "Policy not updated: rewards within each group were identical",
         ),
