@@ -64,17 +64,30 @@ def segment_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"{place} has parts of episodes, but data.task_sampling=learnable counts successes of "
             "whole ones: leave it out."
         )
-    environments, slots = _of_rank(config.data, config.env, ranks=sizes.ranks(config.trainer))
+    ranks = sizes.ranks(config.trainer)
+    environments, slots = _of_rank(config.data, config.env, ranks=ranks)
     if environments > slots:
         yield ConfigError(
             f"{place} keeps an episode running in each of data.train_batch_size="
             f"{config.data.train_batch_size} environments: {environments} on a rank, but a rank "
-            f"has {slots}: raise env.envs_per_server={config.env.envs_per_server} or "
-            f"env.num_servers={config.env.num_servers}."
+            f"has {slots}: {_more_slots(config.env, environments, ranks=ranks)}."
         )
 
 
 def _of_rank(data: DataArguments, env: EnvArguments, *, ranks: int) -> tuple[int, int]:
     """Number of environments that must run on a rank, and the number that the smallest rank has."""
-    fewest = min(sizes.servers_of_rank(env, rank, ranks=ranks) for rank in range(ranks))
-    return -(-data.train_batch_size // ranks), fewest * env.envs_per_server
+    return -(-data.train_batch_size // ranks), _fewest_servers(env, ranks) * env.envs_per_server
+
+
+def _fewest_servers(env: EnvArguments, ranks: int) -> int:
+    return min(sizes.servers_of_rank(env, rank, ranks=ranks) for rank in range(ranks))
+
+
+def _more_slots(env: EnvArguments, environments: int, *, ranks: int) -> str:
+    """The two keys that give every rank `environments`, each with the least value that does."""
+    per_server = -(-environments // _fewest_servers(env, ranks))
+    num_servers = -(-environments // env.envs_per_server) * ranks
+    return (
+        f"raise env.envs_per_server from {env.envs_per_server} to {per_server}, or "
+        f"env.num_servers from {env.num_servers} to {num_servers}"
+    )

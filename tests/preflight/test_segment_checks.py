@@ -58,7 +58,7 @@ def test_the_preset_is_sound():
         (
             ["data.train_batch_size=24"],
             "in each of data.train_batch_size=24 environments: 24 on a rank, but a rank has 16: raise "
-            "env.envs_per_server=8 or env.num_servers=2",
+            "env.envs_per_server from 8 to 12, or env.num_servers from 2 to 3",
         ),
         (
             ["dag.groups={rollout: 1, train: 1}", "trainer.n_gpus_per_node=2"],
@@ -96,6 +96,17 @@ def test_a_baseline_of_whole_episodes_does_not_fit_a_cut():
         "episodes: set it to null, or use pipeline=ppo",
     ):
         load_graph(config)
+
+
+@pytest.mark.parametrize("raised", ["env.envs_per_server=23", "env.num_servers=6"])
+def test_either_value_that_the_refusal_of_too_few_environments_names_is_enough(raised):
+    """45 environments on 2 ranks, of which one has 2 servers and the other 1."""
+    job = ["data.train_batch_size=45", "trainer.n_gpus_per_node=2", "env.num_servers=3"]
+    [refusal] = [problem for problem in problems(*job) if "on a rank" in problem]
+    assert refusal.endswith(
+        "raise env.envs_per_server from 8 to 23, or env.num_servers from 3 to 6."
+    )
+    assert not any("on a rank" in problem for problem in problems(*job, raised))
 
 
 def test_an_evaluation_has_no_segments_and_no_mini_batches():
