@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from envs.names import listed, nearest
 from siirl.errors import ConfigError, UnknownNameError
 
 LONGEST_NUMBER = 20  # characters; Python reads no number of more than 4300 digits
@@ -23,7 +24,8 @@ def split_words(
     """The command's own words, each with its last value or default, and the remaining words.
 
     Raises:
-        UnknownNameError: A flag; such a command has only --help.
+        UnknownNameError: A flag, because such a command has only --help; or a misspelt word of the
+            command.
     """
     own, others = {name: word.default for name, word in known.items()}, []
     for word in words:
@@ -33,8 +35,28 @@ def split_words(
         if equals and name in known:
             own[name] = value
         else:
+            if equals and "." not in name:
+                _refuse_misspelt(name, known)
             others.append(word)
     return own, others
+
+
+def _refuse_misspelt(name: str, known: Mapping[str, Word]) -> None:
+    """Refuse a name that is most like a word of the command, and none of the configuration's."""
+    if not nearest(name, known):
+        return
+    from siirl.params.config_groups import options  # slow, for a misspelt word alone
+    from siirl.params.parser import ROOT_NAMES
+
+    of_configuration = ROOT_NAMES | options().keys()
+    if name in of_configuration:
+        return
+    suggestion = nearest(name, {**known, **dict.fromkeys(of_configuration)})
+    if suggestion == nearest(name, known):
+        raise UnknownNameError(
+            f"Unknown word {name!r}.{suggestion} Words of this command: {listed(name, known)}. "
+            "Type --help for their meaning."
+        )
 
 
 def whole_number(name: str, text: str, *, least: int, most: int) -> int:

@@ -23,6 +23,23 @@ def test_a_flag_is_refused() -> None:
         split_words(["--port"], WORDS)
 
 
+def test_a_misspelt_word_is_refused_with_the_words_of_the_command() -> None:
+    with pytest.raises(UnknownNameError) as refused:
+        split_words(["env=math", "prot=1"], WORDS)
+    assert str(refused.value) == (
+        "Unknown word 'prot'. Did you mean 'port'? Words of this command: port, host. Type --help "
+        "for their meaning."
+    )
+
+
+@pytest.mark.parametrize("word", ["cluster=x", "clster=x", "env.port=1", "nothing=1", "prot"])
+def test_words_of_the_configuration_and_their_misspellings_are_left_to_its_parser(
+    word: str,
+) -> None:
+    known = {**WORDS, "master": Word("1", "alike cluster=, which is a group")}
+    assert split_words([word], known)[1] == [word]
+
+
 @pytest.mark.parametrize("text", ["", "0", "11", "-1", "1.5", "1e3", 5000 * "9"])
 def test_a_count_that_is_not_a_number_or_out_of_range_is_refused(text: str) -> None:
     assert whole_number("port", "10", least=1, most=10) == 10
