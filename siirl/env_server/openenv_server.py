@@ -35,6 +35,7 @@ from websockets.http11 import Request, Response
 
 from envs.arguments import KEPT_HERE, checked_action
 from envs.base import EnvSpec
+from envs.names import listed, nearest
 from envs.openenv.session import CAPACITY_REACHED
 from envs.openenv.space_play import ACTIONS, INFO, OBSERVATION
 from envs.openenv.wire import SPEC, from_json, info_to_json, spec_to_json, to_json
@@ -47,6 +48,7 @@ from siirl.errors import SiirlError, SimulationFailed
 Message = dict[str, Any]
 
 MAX_CHUNK = 1024  # actions of one step
+METADATA = "metadata"  # openenv-core's actions may carry it, and take no other further field
 # A trainer may compute for minutes in the thread that answers pings.
 PING_EVERY_S, PING_TIMEOUT_S = 20.0, 600.0
 # A client that is refused gets the reason as the answer to its first message.
@@ -297,6 +299,14 @@ def _actions(data: Message, *, space: spaces.Space[Any]) -> list[Any]:
             f"a step takes {single!r}, or {ACTIONS!r} with 1 to {MAX_CHUNK} of them, and not both, "
             f"got {shortened(data)}",
         )
+    fields = (single, ACTIONS, METADATA)
+    for name, value in data.items():
+        if value is not None and name not in fields:
+            raise Mistake(
+                "VALIDATION_ERROR",
+                f"Unknown field {shortened(name)} of a step.{nearest(name, fields)} Known: "
+                f"{listed(name, fields)}.",
+            )
     return [
         checked_action(from_json(action, space, where=f"action {number}"), space=space)
         for number, action in enumerate(actions)

@@ -226,6 +226,11 @@ def step(**data: Any) -> dict[str, Any]:
         (step(text="5", actions=["5"]), "VALIDATION_ERROR", "and not both"),
         (step(text="5", actions=7), "VALIDATION_ERROR", "and not both"),
         (step(text="5", actions=[]), "VALIDATION_ERROR", "and not both"),
+        (
+            step(text="5", foo=1),
+            "VALIDATION_ERROR",
+            "Unknown field 'foo' of a step. Known: text, actions, metadata.",
+        ),
         (step(text=None), "VALIDATION_ERROR", "a step takes 'text', or 'actions'"),
         (reset(seed=-1), "VALIDATION_ERROR", "seed must be 0 or more"),
         (reset(task="sums-9"), "VALIDATION_ERROR", "Did you mean 'sums-1'?"),
@@ -249,6 +254,13 @@ def test_an_invalid_message_is_answered_with_an_error_and_the_session_continues(
 
 def test_a_field_that_is_null_is_a_missing_one(adder: ServerThread) -> None:
     graded = conversation(adder, reset(seed=1), step(text="x", actions=None))[1]
+    assert graded["data"]["done"] is True
+
+
+def test_metadata_is_a_field_that_every_action_of_openenv_core_may_have(
+    adder: ServerThread,
+) -> None:
+    graded = conversation(adder, reset(seed=1), step(text="x", metadata={"trace": 7}))[1]
     assert graded["data"]["done"] is True
 
 
