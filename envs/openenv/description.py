@@ -1,5 +1,5 @@
-"""Reads an OpenEnv server's description of its environment once: the action schema, and the spec if
-the server is `siirl serve`.
+"""Reads an OpenEnv server's description of its environment once: the action schema, the
+environment's name, and the spec if the server is `siirl serve`.
 
 The environment's constructor reads it, so that a job without its server is refused before any
 process starts. Redirects are not followed, because they would send the token elsewhere.
@@ -17,6 +17,7 @@ from typing import Any
 
 from envs.base import EnvSpec, ServerAway
 from envs.mistakes import one_line
+from envs.names import LONGEST
 from envs.openenv.session import REFUSED_STATUS
 from envs.openenv.wire import SPEC, spec_from_json
 from envs.server_address import authorization, is_loopback
@@ -25,7 +26,9 @@ from envs.text import shortened
 MAX_BYTES = 8 << 20
 NOT_FOUND = 404
 NOT_READY = 500  # and above: a proxy whose server restarts
-SCHEMA = "/schema"
+OF_PROXY = (502, 503, 504)
+SCHEMA, METADATA = "/schema", "/metadata"
+UNNAMED = "openenv"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class Description:
     """JSON schema of an action; None if the server publishes none."""
     spec: EnvSpec | None
     """The spec of a siirl environment; None for others."""
+    name: str = UNNAMED
+    """The environment's name, which does not change with the address; `UNNAMED` if the server
+    reports none of at most `envs.names.LONGEST` printable characters."""
 
 
 @functools.lru_cache
@@ -46,9 +52,10 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
         ServerAway: No server within `deadline_s`, a refused token, or an answer that violates
             OpenEnv's protocol. Only the absence of a server may pass.
     """
-    document = _fetch(url, token=token, deadline_s=deadline_s)
+    fetch = functools.partial(_fetch, url, token=token, deadline_s=deadline_s)
+    document = fetch(SCHEMA)
     if document is None:
-        return Description(action_schema=None, spec=None)
+        return Description(action_schema=None, spec=None, name=_name_in(fetch(METADATA)))
     try:
         action = json.loads(document)["action"]
         properties = action.get("properties", {})
@@ -60,7 +67,7 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
             f"({shortened(document[:80])})."
         ) from error
     if SPEC not in action:
-        return Description(action_schema=action, spec=None)
+        return Description(action_schema=action, spec=None, name=_name_in(fetch(METADATA)))
     try:
         return Description(action_schema=action, spec=spec_from_json(action[SPEC]))
     except ValueError as error:
@@ -70,59 +77,70 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
         ) from error
 
 
+def _name_in(metadata: bytes | None) -> str:
+    try:
+        name = json.loads(metadata or b"")["name"].strip()
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return UNNAMED
+    return name if 0 < len(name) <= LONGEST and name.isprintable() else UNNAMED
+
+
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
-def _fetch(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
-    """The document at `/schema`, or None.
+def _fetch(url: str, route: str, *, token: str | None, deadline_s: float) -> bytes | None:
+    """The document at `route`, or None.
 
     The request has a thread of its own, because the deadline of `urllib` is for one read: a server
     that sends a byte now and then would hold the command forever.
     """
     request: Future[bytes | None] = Future()
     thread = threading.Thread(
-        target=_answer, args=(request, url, token, deadline_s), name="openenv-schema", daemon=True
+        target=_answer,
+        args=(request, url, route, token, deadline_s),
+        name="openenv-description",
+        daemon=True,
     )
     thread.start()
     try:
         return request.result(timeout=deadline_s)
     except TimeoutError as error:
         raise ServerAway(
-            f"The server at env.url={url} did not send {SCHEMA} within {deadline_s:g} s "
+            f"The server at env.url={url} did not send {route} within {deadline_s:g} s "
             "(env.kwargs.connect_deadline_s): correct the address, or allow more.",
             patience_s=deadline_s,
         ) from error
 
 
 def _answer(
-    request: "Future[bytes | None]", url: str, token: str | None, deadline_s: float
+    request: "Future[bytes | None]", url: str, route: str, token: str | None, deadline_s: float
 ) -> None:
     try:
-        request.set_result(_request(url, token=token, deadline_s=deadline_s))
+        request.set_result(_request(url, route, token=token, deadline_s=deadline_s))
     except Exception as error:  # noqa: BLE001 - raised again by the thread that waits
         request.set_exception(error)
 
 
-def _request(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
+def _request(url: str, route: str, *, token: str | None, deadline_s: float) -> bytes | None:
     handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
     if is_loopback(url):
         handlers.append(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(url + SCHEMA, headers=authorization(token))
+    request = urllib.request.Request(url + route, headers=authorization(token))
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=deadline_s) as response:
             document: bytes = response.read(MAX_BYTES + 1)
     except urllib.error.HTTPError as error:
-        if error.code == NOT_FOUND:
-            return None
+        if error.code == NOT_FOUND or (route == METADATA and error.code not in OF_PROXY):
+            return None  # a name is optional
         if error.code in REFUSED_STATUS:
             raise ServerAway(
                 f"The server at {url} refuses the token (status {error.code}): set "
                 "env.kwargs.token_file to a file with the right one."
             ) from error
         raise ServerAway(
-            f"{url} is not an OpenEnv server: {url}{SCHEMA} answers with status {error.code}.",
+            f"{url} is not an OpenEnv server: {url}{route} answers with status {error.code}.",
             patience_s=deadline_s if error.code >= NOT_READY else 0.0,
         ) from error
     except (OSError, http.client.HTTPException) as error:
@@ -132,5 +150,5 @@ def _request(url: str, *, token: str | None, deadline_s: float) -> bytes | None:
             patience_s=deadline_s,
         ) from error
     if len(document) > MAX_BYTES:
-        raise ServerAway(f"{url}{SCHEMA} has more than {MAX_BYTES >> 20} MiB.")
+        raise ServerAway(f"{url}{route} has more than {MAX_BYTES >> 20} MiB.")
     return document

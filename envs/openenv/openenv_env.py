@@ -266,6 +266,7 @@ def _make_play(
     return TextPlay(
         form,
         url=url,
+        task=server.name,
         max_turns=text.max_episode_steps or MAX_TURNS,
         success_return=text.success_return,
         replayable=bool(text.replayable),

@@ -56,17 +56,19 @@ class TextPlay:
         form: TextForm,
         *,
         url: str,
+        task: str,
         max_turns: int,
         success_return: float,
         replayable: bool,
     ) -> None:
         self._form = form
         self._url = url
+        self._task = task
         self._success_return = success_return
         self._tools_known = False
         self.spec: EnvSpec = text_spec(
             name="openenv",
-            tasks=(url,),
+            tasks=(task,),
             max_turns=max_turns,
             max_action_characters=MAX_ACTION_CHARACTERS,
             replayable=replayable,
@@ -104,7 +106,7 @@ class TextPlay:
             )
         if reply.done:
             raise EpisodeFailed(f"The environment at {self._url} ends its episode at reset")
-        return observe(messages), {"task": self._url, "data_source": self._url}
+        return observe(messages), {"task": self._task, "data_source": self._task}
 
     async def play(self, session: Session, actions: Sequence[Any]) -> StepResult:
         """Play one turn of the model, the first of `actions`."""
@@ -142,7 +144,7 @@ class TextPlay:
         if truncated:
             self._note_cut()
         info: Info = {
-            "task": self._url,
+            "task": self._task,
             "success": success,
             REWARD_PARTS: {"environment": reward},
             VERDICT: verdict,

@@ -24,6 +24,9 @@ EVALUATION = (
 """Keys that choose the episodes of an evaluation, besides those of `env`."""
 SERVING = ("num_servers", "envs_per_server", "deadline_s", "max_replays", "max_failed_share")
 """Keys of `env` that change no episode."""
+OPENENV = "openenv"
+CONNECTION = ("token_file", "deadline_s", "connect_deadline_s", "max_message_mib")
+"""Arguments of env=openenv that change no episode."""
 
 
 def earlier_rows(run: Path, *, before: int) -> list[dict[str, Any]]:
@@ -50,12 +53,7 @@ def comparable_rows(run: Path, *, before: int) -> tuple[list[dict[str, Any]], li
     """
     rows: list[dict[str, Any]] = []
     for earlier, found in _earlier_runs(run, before):
-        files = {"run": run / CONFIG_FILE, "earlier": earlier / CONFIG_FILE}
-        changed = sorted(
-            key
-            for key, values in between(files)
-            if _chooses_episodes(key) and NO_VALUE not in values
-        )
+        changed = _changed(run, earlier)
         if found and changed:
             return rows, changed
         rows = found + rows
@@ -68,6 +66,34 @@ def other_episodes(changed: Sequence[str]) -> str:
         "The run that was resumed was evaluated on other episodes (changed: "
         f"{', '.join(changed)}), so its evaluations are not compared with these."
     )
+
+
+def _changed(run: Path, earlier: Path) -> list[str]:
+    """Keys that choose episodes and differ between the runs.
+
+    An OpenEnv server may return at another address: a run whose server reports another environment
+    is not resumed (`TaskLoader.load_state_dict`).
+    """
+    files = {"run": run / CONFIG_FILE, "earlier": earlier / CONFIG_FILE}
+    changed = {
+        key for key, values in between(files) if _chooses_episodes(key) and NO_VALUE not in values
+    }
+    own, its = (_arguments_of_openenv(file) for file in files.values())
+    if own is not None and its is not None:
+        changed.discard("env.url")
+        if own == its:
+            changed.discard("env.kwargs")
+    return sorted(changed)
+
+
+def _arguments_of_openenv(config_file: Path) -> dict[str, Any] | None:
+    """Arguments of env=openenv that choose episodes; None for another environment."""
+    env = read_config(config_file).get("env")
+    if not isinstance(env, dict) or env.get("name") != OPENENV:
+        return None
+    kwargs = env.get("kwargs")
+    given = kwargs if isinstance(kwargs, dict) else {}
+    return {name: value for name, value in given.items() if name not in CONNECTION}
 
 
 def _chooses_episodes(key: str) -> bool:

@@ -84,6 +84,26 @@ def test_evaluations_of_other_episodes_are_not_compared(
     assert ("20.0 → 90.0 %" in page) == (changed == [])
 
 
+@pytest.mark.parametrize(
+    ("name", "kwargs", "changed"),
+    [
+        ("openenv", {"token_file": "8790.token", "deadline_s": 9}, []),
+        ("openenv", {"token_file": "8790.token", "instructions": "Other."}, ["env.kwargs"]),
+        ("mine:Env", {"token_file": "8790.token"}, ["env.kwargs", "env.url"]),
+    ],
+)
+def test_a_server_of_openenv_at_another_address_has_the_same_episodes(
+    tmp_path: Path, name: str, kwargs: dict, changed: list[str]
+) -> None:
+    """A resumed run has its environment: the checkpoint's stream refuses another one."""
+    before = {"url": "http://127.0.0.1:8770", "kwargs": {"token_file": "8770.token"}}
+    after = {"url": "http://127.0.0.1:8790", "kwargs": kwargs}
+    first = write_run(tmp_path / "a" / "1", {0: 2, 1: 3}, env={"name": name, **before})
+    second = write_run(tmp_path / "a" / "2", {2: 9}, resumed=first, env={"name": name, **after})
+    rows, found = comparable_rows(second, before=2)
+    assert (steps_of(rows), found) == ([] if changed else [0, 1], changed)
+
+
 def test_only_the_runs_since_the_last_change_are_compared(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a" / "1", {0: 2}, env={"perturb": ["texture"]})
     second = write_run(tmp_path / "a" / "2", {1: 3}, resumed=first, env={"perturb": None})

@@ -52,10 +52,14 @@ class ScriptedServer:
         *,
         action_schema: dict[str, Any] | None = None,
         schema_status: HTTPStatus = HTTPStatus.OK,
+        metadata: Any = None,
+        metadata_status: HTTPStatus = HTTPStatus.OK,
     ) -> None:
+        """`metadata`: the document at /metadata; None: the server has none."""
         self._answer = answer
         self._document = json.dumps({"action": SAY if action_schema is None else action_schema})
         self._schema_status = schema_status
+        self._metadata, self._metadata_status = metadata, metadata_status
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self.received: list[dict[str, Any]] = []
@@ -104,6 +108,8 @@ class ScriptedServer:
 
     def _get(self, connection: ServerConnection, request: Request) -> Response | None:
         self.headers.append(request.headers)
+        if request.path == "/metadata" and self._metadata is not None:
+            return connection.respond(self._metadata_status, json.dumps(self._metadata))
         if request.path != "/schema":
             return None
         if self._schema_status != HTTPStatus.OK:

@@ -34,7 +34,7 @@ def test_the_token_of_a_file_is_sent_with_every_request(tmp_path: Any) -> None:
     (tmp_path / "token").write_text("secret\n")
     with ScriptedServer(Echo()) as server:
         asyncio.run(first_step(server, token_file=str(tmp_path / "token")))
-    assert [headers["Authorization"] for headers in server.headers] == ["Bearer secret"] * 2
+    assert [headers["Authorization"] for headers in server.headers] == ["Bearer secret"] * 3
 
 
 @pytest.mark.parametrize(
