@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from scripted_text import END, MODEL, TOOL, USER, ByteTokenizer
-from text_episodes import ROW, play
+from text_episodes import ROW, play, request
 
 from envs.tools.calls import ToolCall, write_call
 from envs.worker_pool import WorkerSettings, lease, release
@@ -201,7 +201,19 @@ def test_prompt_too_long_is_a_failed_episode_that_says_so():
     assert not result.trajectories
     assert not engine.requests
     ((_, reason),) = result.failed
-    assert "has 7 tokens, more than data.max_prompt_length=6" in str(reason)
+    assert str(reason).endswith(
+        "has 7 tokens, more than data.max_prompt_length=6. Raise it, or leave such prompts out."
+    )
+
+
+def test_an_environments_own_prompt_that_is_too_long_names_the_keys_that_help():
+    asked = [request(task="sums-2")]
+    result, _ = play(lambda request: "5", requests=asked, max_prompt_length=6)
+    ((_, reason),) = result.failed
+    assert str(reason).endswith(
+        "more than data.max_prompt_length=6. Raise it to 64 or more, or shorten in env.kwargs what "
+        "the environment asks and which tools it announces."
+    )
 
 
 def test_prompt_too_long_may_be_cut_to_its_last_tokens():

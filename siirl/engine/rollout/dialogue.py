@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from envs.text import REWARD_PARTS, VERDICT, Message
 from siirl.engine.rollout.generation import FinishReason, GenerationResponse
 from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.errors import SimulationFailed
 
 if TYPE_CHECKING:  # the module imports Pillow
     from siirl.models.seen_pictures import Pictures
 
 _LOG_PROB_DIGITS = 5  # in the record for human readers; the row has full precision
+_ROOM = 64  # a proposed length of prompts is a multiple of it, because questions differ in length
 
 
 @dataclass
@@ -150,3 +152,27 @@ class Dialogue:
             "verdict": self.verdict,
             "finish_reason": self.finish_reason,
         }
+
+
+def prompt_too_long(
+    data: EpisodeRequest, *, tokens: int, longest: int, of_file: bool
+) -> SimulationFailed:
+    """The failure of an episode whose prompt has more than `longest` tokens.
+
+    Args:
+        data: The episode.
+        tokens: Tokens of its prompt.
+        longest: `data.max_prompt_length`.
+        of_file: Whether the prompt is a row of a file, which can be left out.
+    """
+    if of_file:
+        remedy = "Raise it, or leave such prompts out."
+    else:
+        remedy = (
+            f"Raise it to {-(-tokens // _ROOM) * _ROOM} or more, or shorten in env.kwargs what the "
+            "environment asks and which tools it announces."
+        )
+    return SimulationFailed(
+        f"The prompt of {data.task!r} with seed {data.seed} has {tokens} tokens, more than "
+        f"data.max_prompt_length={longest}. {remedy}"
+    )

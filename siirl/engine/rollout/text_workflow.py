@@ -27,7 +27,7 @@ from gymnasium import spaces
 from envs.base import acting_agents
 from envs.question_pictures import PictureSource
 from envs.text import GRADED, GROUND_TRUTH, MESSAGES, VERDICT, Message, Role, message
-from siirl.engine.rollout.dialogue import Dialogue
+from siirl.engine.rollout.dialogue import Dialogue, prompt_too_long
 from siirl.engine.rollout.generation import EngineWithTokenizer, GenerationRequest, TextEngine
 from siirl.engine.rollout.stop_strings import split_stop
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
@@ -164,10 +164,11 @@ class TextWorkflow(RolloutWorkflow):
         if self.cut_prompts and not sources:  # a part of a picture would be unusable
             prompt = prompt[-self.max_prompt_length :]
         if len(prompt) > self.max_prompt_length:
-            raise SimulationFailed(
-                f"The prompt of {data.task!r} with seed {data.seed} has {len(prompt)} tokens, more "
-                f"than data.max_prompt_length={self.max_prompt_length}. Raise it, or leave such "
-                "prompts out."
+            raise prompt_too_long(
+                data,
+                tokens=len(prompt),
+                longest=self.max_prompt_length,
+                of_file=ROW in data.options,
             )
         return Dialogue(prompt=prompt, messages=messages, pictures=pictures)
 
