@@ -31,6 +31,7 @@ from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.references import check_reference, is_reference
 from siirl.params.registered_names import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS, RewardArguments
+from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.critic_checks import (
     WITH_CRITIC,
@@ -57,7 +58,7 @@ def config_problems(config: SiiRLArguments, *, trains: bool = True) -> list[Siir
         *([] if sizes.separate(config.dag) else _ranks(config)),
         *(_samples(config) if trains else []),
         *_evaluation(config.trainer),
-        *_algorithm(config.algorithm, config.dag, group_size=policy.rollout.n),
+        *_algorithm(config.algorithm, config.dag, policy.rollout),
         *estimator_problems(config.algorithm, config.dag, built_in=ESTIMATORS),
         *_reward(config.reward),
         *_length(config),
@@ -126,9 +127,11 @@ def _evaluation(trainer: TrainingArguments) -> Iterator[SiirlError]:
 
 
 def _algorithm(
-    algorithm: AlgorithmArguments, dag: DagArguments, *, group_size: int
+    algorithm: AlgorithmArguments, dag: DagArguments, rollout: RolloutArguments
 ) -> Iterator[SiirlError]:
-    if algorithm.adv_estimator in GROUP_ESTIMATORS and group_size < 2:
+    group_size = rollout.n
+    compares = algorithm.adv_estimator in GROUP_ESTIMATORS
+    if compares and group_size < 2 and rollout.n_steps is None:  # otherwise segment_problems
         yield ConfigError(
             f"{ROLLOUT}.n={group_size}: algorithm.adv_estimator={algorithm.adv_estimator} "
             "compares the rollouts of a prompt "

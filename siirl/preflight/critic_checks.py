@@ -74,6 +74,14 @@ def estimator_problems(
             )
 
 
+def nearest_divisor(samples: int, mini_batch: int) -> int:
+    """The size nearest to `mini_batch` that divides the samples of a step."""
+    return min(
+        (size for size in range(1, samples + 1) if samples % size == 0),
+        key=lambda size: abs(size - mini_batch),
+    )
+
+
 def undivided(
     data: DataArguments, rollout: RolloutArguments, mini_batch: int, *, place: str
 ) -> Iterator[SiirlError]:
@@ -82,10 +90,7 @@ def undivided(
     samples = sizes.samples_per_step(data, rollout)
     if samples % mini_batch == 0:
         return
-    nearest = min(
-        (size for size in range(1, samples + 1) if samples % size == 0),
-        key=lambda size: abs(size - mini_batch),
-    )
+    nearest = nearest_divisor(samples, mini_batch)
     if decisions is None:
         yield ConfigError(
             f"{place}={mini_batch} does not divide data.train_batch_size={batch} (both count "

@@ -10,8 +10,11 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
+from siirl.params.key_names import ROLLOUT
+from siirl.params.registered_names import GROUP_ESTIMATORS, estimators_taking
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments
+from siirl.preflight.critic_checks import ACTOR_MINI_BATCH, WITH_CRITIC, nearest_divisor
 
 N_STEPS = "actor_rollout_ref.rollout.n_steps"
 OF_PARTS = ("return", "success")
@@ -43,7 +46,9 @@ def segment_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     if decisions is None:
         return
     place = f"{N_STEPS}={decisions}"
-    if n != 1:
+    if config.algorithm.adv_estimator in GROUP_ESTIMATORS:
+        yield _without_groups(config, place=place)
+    elif n != 1:
         yield ConfigError(
             f"{place} continues one episode in each environment, but actor_rollout_ref.rollout."
             f"n={n} asks for {n} of each start state: set n=1, and data.train_batch_size to the "
@@ -72,6 +77,30 @@ def segment_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"{config.data.train_batch_size} environments: {environments} on a rank, but a rank "
             f"has {slots}: {_more_slots(config.env, environments, ranks=ranks)}."
         )
+
+
+def _without_groups(config: SiiRLArguments, *, place: str) -> ConfigError:
+    """Refuse an estimator that compares the rollouts of a start state; names both ways out, with
+    the other keys that each of them needs.
+    """
+    n, batch = config.actor_rollout_ref.rollout.n, config.data.train_batch_size
+    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    with_critic = [f"algorithm.adv_estimator={estimators_taking('values')[0]}"]
+    if config.dag.own_graph is None and config.dag.pipeline != WITH_CRITIC:
+        with_critic.insert(0, f"pipeline={WITH_CRITIC}")
+    if n != 1:
+        with_critic.append(f"{ROLLOUT}.n=1")
+    whole = [f"{N_STEPS}=null", f"{ROLLOUT}.n={max(n, 2)}"]
+    if config.dag.shipped_graph == WITH_CRITIC:
+        whole.insert(0, "pipeline=grpo")
+    if batch % mini_batch:
+        whole.append(f"{ACTOR_MINI_BATCH}={nearest_divisor(batch, mini_batch)}")
+    return ConfigError(
+        f"{place} continues one episode in each environment, but algorithm.adv_estimator="
+        f"{config.algorithm.adv_estimator} compares at least 2 rollouts of a start state, and the "
+        f"two exclude each other: use {' '.join(with_critic)}, or {' '.join(whole)} for whole "
+        "episodes."
+    )
 
 
 def _of_rank(data: DataArguments, env: EnvArguments, *, ranks: int) -> tuple[int, int]:

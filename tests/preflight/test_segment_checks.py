@@ -1,6 +1,7 @@
 """Invalid jobs by segments: each refusal with its value, place and remedy."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 import gymnasium
@@ -86,6 +87,30 @@ def test_a_pipeline_without_critic_has_no_value_behind_a_cut():
         "n_steps=4 is read only with a critic, but pipeline=grpo has none" in problem
         for problem in problems("actor_rollout_ref.rollout.n_steps=4", job=without)
     )
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["pipeline=grpo"],
+        ["pipeline=grpo", "actor_rollout_ref.rollout.n=2"],
+        ["pipeline=dapo", "algorithm.adv_estimator=rloo"],
+        ["pipeline=ppo", "algorithm.adv_estimator=rloo"],
+    ],
+)
+@pytest.mark.parametrize("preset", ["mujoco_control", "classic_control"])
+def test_an_estimator_of_groups_and_a_cut_exclude_each_other_and_both_ways_out_hold(
+    preset: str, overrides: list[str]
+) -> None:
+    job = ("env=gymnasium", "env.id=CartPole-v1", f"trainer={preset}")
+    (problem,) = (one for one in problems(*overrides, job=job) if "rollout.n" in one)
+    found = re.search(r"the two exclude each other: use (.+), or (.+) for whole episodes", problem)
+    assert found is not None
+    assert "algorithm.adv_estimator=gae" in found[1]
+    assert "actor_rollout_ref.rollout.n_steps=null" in found[2]
+    for way_out in found.groups():
+        changed = dict(setting.split("=", 1) for setting in (*overrides, *way_out.split()))
+        assert problems(*(f"{key}={value}" for key, value in changed.items()), job=job) == []
 
 
 def test_a_baseline_of_whole_episodes_does_not_fit_a_cut():
