@@ -37,6 +37,7 @@ from siirl.models.openvla_policy import OpenVLANumbers, OpenVLAPolicy, OpenVLATo
 from siirl.models.openvla_vision import VisionEncoder, encoder_shape
 from siirl.models.timm_vision import TimmEncoder
 from siirl.models.weights import materialise, plan_weights, stored_shapes
+from siirl.params.policies import no_weights
 from siirl.params.references import check_options
 
 CONFIG_KEYS = ("timm_model_ids", "image_sizes", "text_config", "pad_token_id", "pad_to_multiple_of")
@@ -179,10 +180,7 @@ def make_openvla(
 
 def _required(path: str | None, model: str) -> str:
     if path is None:
-        raise ConfigError(
-            f"model={model} ships no weights: set actor_rollout_ref.model.path to a "
-            "checkpoint's folder."
-        )
+        raise ConfigError(f"{no_weights(model)}.")
     return path
 
 

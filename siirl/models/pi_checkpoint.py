@@ -41,6 +41,7 @@ from siirl.models.pi import Pi, Pi0, Pi05
 from siirl.models.pi_network import freeze
 from siirl.models.pi_parts import GemmaShape, NetworkShape, VisionShape
 from siirl.models.weights import PlannedWeights, materialise, plan_weights, stored_shapes
+from siirl.params.policies import no_weights
 from siirl.params.references import check_options
 
 COUNTS = (
@@ -244,10 +245,7 @@ def make_pi05(spec: EnvSpec, path: str | None, /, *, weights: bool = True, **opt
 
 def _require_path(path: str | None, kind: PolicyKind) -> str:
     if path is None:
-        raise ConfigError(
-            f"model={kind.type} ships no weights: set actor_rollout_ref.model.path to a folder "
-            f"that LeRobot saved (lerobot-train --policy.type={kind.type}), or to hf://OWNER/NAME."
-        )
+        raise ConfigError(f"{no_weights(kind.type)}.")
     return path
 
 

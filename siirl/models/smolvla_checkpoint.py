@@ -35,6 +35,7 @@ from siirl.models.lerobot_folder import (
 from siirl.models.smolvla import VLM_FILES, VLM_FOLDER, SmolVLA
 from siirl.models.smolvla_network import NetworkShape, freeze
 from siirl.models.weights import materialise, plan_weights
+from siirl.params.policies import no_weights
 from siirl.params.references import check_options
 
 KIND = PolicyKind(
@@ -167,10 +168,7 @@ def make_smolvla(
     """
     check_options(options, load_smolvla)
     if path is None:
-        raise ConfigError(
-            "model=smolvla ships no weights: set actor_rollout_ref.model.path to a folder that "
-            "LeRobot saved (lerobot-train --policy.type=smolvla), or to hf://OWNER/NAME."
-        )
+        raise ConfigError(f"{no_weights('smolvla')}.")
     require_read(options, noise=options.get("noise", SDE))
     return load_smolvla(path, spec, **options, weights=weights)
 

@@ -39,6 +39,25 @@ EXPERT_ONLY = ("pi0", "pi05")
 PADDED = tuple(FROZEN)
 """Policies that also draw numbers for padding and for later actions, in their own order."""
 
+_OF_LEROBOT = "a folder that LeRobot saved (lerobot-train --policy.type={}), or to hf://OWNER/NAME"
+_OF_OPENVLA = "a checkpoint's folder"
+WEIGHTS_OF_OTHERS = {
+    **{name: _OF_LEROBOT.format(name) for name in ("smolvla", "pi0", "pi05")},
+    **dict.fromkeys(("openvla", "openvla_oft"), _OF_OPENVLA),
+}
+"""Maps a policy whose weights siirl neither ships nor makes to what its path must name."""
+
+
+def no_weights(policy: str, *, key: str = "actor_rollout_ref.model.path") -> str:
+    """The remedy for a policy of `WEIGHTS_OF_OTHERS` that has no weights, without a full stop.
+
+    Args:
+        policy: Its name.
+        key: Key of the path that must be set.
+    """
+    return f"model={policy} ships no weights: set {key} to {WEIGHTS_OF_OTHERS[policy]}"
+
+
 LANGUAGE_MODEL = "causal_lm"
 """The policy of every text job (siirl.models.language_model)."""
 

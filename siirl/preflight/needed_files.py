@@ -2,6 +2,7 @@
 import torch.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from siirl.files.weight_files import (
     weight_files,
 )
 from siirl.params import sizes
-from siirl.params.policies import LANGUAGE_MODEL
+from siirl.params.policies import LANGUAGE_MODEL, WEIGHTS_OF_OTHERS, no_weights
 from siirl.params.references import is_reference
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.key_conditions import asks_a_model
@@ -56,6 +57,8 @@ def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
     new = "use model=tiny_lm" if model.policy == LANGUAGE_MODEL else "null for new weights"
     if model.policy == LANGUAGE_MODEL:
         look = _language_model_folder
+    elif model.policy in WEIGHTS_OF_OTHERS:
+        look = functools.partial(_folder_of_others, policy=model.policy)
     else:
         look = _own_policy if is_reference(model.policy) else _policy_folder
     problems = list(look(model.path, place="actor_rollout_ref.model.path", otherwise=new))
@@ -87,6 +90,18 @@ def _policy_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[
         "siirl warm-start"
     )
     return _model_folder(path, place=place, remedy=remedy)
+
+
+def _folder_of_others(
+    path: str | None, *, place: str, otherwise: str, policy: str
+) -> Iterator[SiirlError]:
+    """Errors of a policy that siirl cannot make: only a reference may do without a folder."""
+    remedy = no_weights(policy, key=place)
+    return _model_folder(
+        path,
+        place=place,
+        remedy=f"{remedy}, or to {OWN_START}" if otherwise == OWN_START else remedy,
+    )
 
 
 def _own_policy(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:

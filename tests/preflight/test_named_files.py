@@ -15,7 +15,10 @@ from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.files.paths import asset_path, config_dir, find
 from siirl.files.weight_files import check_safetensors, parameters_in, weight_files
 from siirl.params.parser import parse_config
+from siirl.params.policies import WEIGHTS_OF_OTHERS
+from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.needed_files import file_problems, find_resume
+from tests.preflight.camera_spec import SPEC
 
 TEXT = ("env=math", "model=causal_lm")
 GRPO = ["pipeline=grpo", "actor_rollout_ref.model.path=null"]  # needs no file at all
@@ -165,6 +168,22 @@ def test_a_missing_policy_folder_is_refused_with_the_remedy() -> None:
     assert len(found) == 1
     assert found[0].startswith("actor_rollout_ref.model.path=no/where: there is no folder")
     assert "siirl warm-start" in found[0]
+
+
+@pytest.mark.parametrize("policy", list(WEIGHTS_OF_OTHERS))
+def test_a_policy_without_own_weights_is_offered_neither_new_ones_nor_a_warm_start(
+    policy: str, tmp_path: Path
+) -> None:
+    job = (f"model={policy}", "actor_rollout_ref.actor.use_kl_loss=true")
+    paths = [f"actor_rollout_ref.{part}.path={tmp_path}" for part in ("model", "ref")]
+    own, reference = problems("env=libero", *job, *paths)
+    with pytest.raises(ConfigError) as refused:
+        check_policy(parse_config(["env=libero", f"model={policy}"]), SPEC)
+    assert own == f"{paths[0]}: there is no *.safetensors in {tmp_path}; {refused.value}"
+    assert reference.startswith(f"{paths[1]}: there is no *.safetensors in {tmp_path}; ")
+    assert f"set actor_rollout_ref.ref.path to {WEIGHTS_OF_OTHERS[policy]}" in reference
+    assert reference.endswith(", or to null for the policy's initial weights.")
+    assert not any("warm-start" in one or "new weights" in one for one in (own, reference))
 
 
 IN_ITS_PLACE = (
