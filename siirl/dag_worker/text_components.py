@@ -31,15 +31,14 @@ from siirl.engine.training.batch_cuts import PrefixGrouping
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.weight_sync import ActingWeights
 from siirl.env_server.pool import EnvPool
-from siirl.errors import ConfigError
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
-from siirl.models.pretrained import picture_model_config, source_of
 from siirl.models.weights import move_to
 from siirl.params import SiiRLArguments
 from siirl.params.agents import rows_per_episode
 from siirl.params.domains import SERVER
-from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
+from siirl.params.model_args import ModelArguments
+from siirl.params.picture_models import check_engine_shows_pictures
 from siirl.params.reward_args import reward_parts
 from siirl.reporting.rollout_files import ROLLOUTS_FOLDER, RolloutFiles
 
@@ -324,20 +323,6 @@ def make_tokenizer(model: ModelArguments) -> ChatTokenizer:
     """Load the tokenizer of a job's model."""
     assert model.path is not None
     return load_chat_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
-
-
-def check_engine_shows_pictures(policy: ActorRolloutRefArguments) -> None:
-    """Refuse an engine that does not pass pictures to a vision-language model.
-
-    Raises:
-        ConfigError: Another engine than `hf`.
-    """
-    engine, path = policy.rollout.name, policy.model.path
-    if engine != "hf" and path is not None and picture_model_config(source_of(path)) is not None:
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.name={engine} does not pass pictures to the model, but "
-            f"actor_rollout_ref.model.path={path} is a vision-language model: set rollout=hf."
-        )
 
 
 def make_language_model(

@@ -4,11 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from envs.base import EnvSpec
 from envs.registry import asks_questions
-from siirl.dag_worker.text_components import (
-    check_engine_shows_pictures,
-    make_language_model,
-    make_tokenizer,
-)
+from siirl.dag_worker.text_components import make_language_model, make_tokenizer
 from siirl.data_coordinator.prompts.index import check_first_rows
 from siirl.data_coordinator.prompts.joined_files import check_truth, open_prompt_files
 from siirl.data_coordinator.prompts.split import check_lengths
@@ -84,7 +80,6 @@ def check_player(config: SiiRLArguments) -> ChatTokenizer:
     path = config.actor_rollout_ref.model.path
     assert path is not None
     check_sources(config.actor_rollout_ref, config.critic, config.algorithm)
-    check_engine_shows_pictures(config.actor_rollout_ref)
     tokenizer = make_tokenizer(config.actor_rollout_ref.model)
     if 0 < parameters_in(path) <= LOADED_TWICE:
         check_fit(

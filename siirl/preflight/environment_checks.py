@@ -28,6 +28,7 @@ from siirl.params.env_args import EnvArguments
 from siirl.params.key_names import MODEL, ROLLOUT
 from siirl.params.model_args import ActorRolloutRefArguments
 from siirl.params.packages import require_vllm
+from siirl.params.picture_models import check_engine_shows_pictures
 from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.references import check_reference, is_reference
 from siirl.params.reward_args import RewardArguments
@@ -193,13 +194,9 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     try:
         if rollout.workflow is not None:
             check_reference(rollout.workflow, place=f"{ROLLOUT}.workflow")
-        if rollout.name == VLLM:
-            require_vllm()
     except ConfigError as error:
         yield error
-    yield from _of_engine(rollout, config.trainer, config.dag)
-    if rollout.name == SERVER:
-        yield from server_problems(rollout, model, config.data, config.trainer)
+    yield from _of_engine(config)
     yield from tool_server_problems(config.env)
     if config.reward_model.path is None and asks_a_model(config):
         yield ConfigError(
@@ -216,10 +213,27 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         )
 
 
-def _of_engine(
+def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """What the text engine does not support; only then its package, and the servers that it
+    needs.
+    """
+    policy = config.actor_rollout_ref
+    yield from _of_engine_settings(policy.rollout, config.trainer, config.dag)
+    try:
+        if policy.model.policy == LANGUAGE_MODEL:
+            check_engine_shows_pictures(policy)
+        if policy.rollout.name == VLLM:
+            require_vllm()
+    except ConfigError as error:
+        yield error
+        return
+    if policy.rollout.name == SERVER:
+        yield from server_problems(policy.rollout, policy.model, config.data, config.trainer)
+
+
+def _of_engine_settings(
     rollout: RolloutArguments, trainer: TrainingArguments, dag: DagArguments
 ) -> Iterator[SiirlError]:
-    """Settings that the text engine does not support."""
     ranks = sizes.ranks(trainer)
     if "" in rollout.stop:
         yield ConfigError(

@@ -7,7 +7,6 @@ import torch
 from one_process import run
 
 from docs.examples import own_pictures
-from siirl.errors import ConfigError
 from siirl.models.language_model import load_language_model
 from siirl.models.tiny_vlm import TinyVLMShape, new_tiny_vlm, tiny_seeing_tokenizer
 
@@ -55,14 +54,3 @@ def test_a_vision_language_model_trains_and_resumes_bit_for_bit(job, tmp_path):
     run(tmp_path / "parts", [*job, "trainer.total_steps=2", resume])
     resumed = weights(tmp_path / "parts", 2)
     torch.testing.assert_close(resumed, second, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("engine", ["server", "vllm"])
-def test_an_engine_without_pictures_is_refused_before_the_start(engine, job, tmp_path):
-    from siirl.dag_worker.text_components import check_engine_shows_pictures
-    from siirl.params.parser import parse_config
-
-    config = parse_config([argument for argument in job if "_files" not in argument])
-    config.actor_rollout_ref.rollout.name = engine
-    with pytest.raises(ConfigError, match=f"name={engine} does not pass pictures.*set rollout=hf"):
-        check_engine_shows_pictures(config.actor_rollout_ref)
