@@ -205,6 +205,10 @@ def checked_turns(action: Any, *, acting: Sequence[int], spec: EnvSpec) -> list[
     return list(action)
 
 
+RECORDER_STREAM = "recorder"
+"""The stream of a run's videos, without which it trains all the same."""
+
+
 @dataclass(frozen=True)
 class FrameRequest:
     """Requests a stream of frames in addition to the observations, for a video encoder or the

@@ -11,8 +11,6 @@ Left out: renderings other than images. Images are converted with NumPy only.
 
 import copy
 import functools
-import importlib.util
-import inspect
 import logging
 import sys
 from collections.abc import Mapping
@@ -23,7 +21,6 @@ import gymnasium
 import numpy as np
 from gymnasium import error
 from gymnasium.envs.registration import EnvSpec as EnvRegistration
-from gymnasium.envs.registration import load_env_creator
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from numpy.typing import NDArray
 
@@ -31,6 +28,7 @@ from envs.arguments import checked_action, checked_seed, not_running, read_optio
 from envs.base import (
     INSTRUCTION,
     LARGEST_REWARD,
+    RECORDER_STREAM,
     Environment,
     EnvSpec,
     EpisodeFailed,
@@ -41,6 +39,7 @@ from envs.base import (
     StepResult,
     is_reward,
 )
+from envs.gymnasium_drawing import has_render, may_draw
 from envs.gymnasium_ids import registration
 from envs.gymnasium_pictures import as_rgb, fitted
 from envs.gymnasium_spaces import ActionLayout, ObservationLayout
@@ -53,8 +52,11 @@ SUCCESS_KEYS = ("is_success", "success")
 MADE_BY_GYMNASIUM = (TimeLimit, OrderEnforcing)  # wrappers of `gymnasium.make`
 MOST_SHOWN = 120  # characters of a space in a message
 RESET = "(observation, info) of reset"
+WITHOUT_VIDEOS = (
+    "Only the videos need its pictures: set trainer.record_episodes=0 "
+    "trainer.record_val_episodes=0."
+)
 STEP = "(observation, reward, terminated, truncated, info) of step"
-PYGAME_DRAWN = ("gymnasium.envs.classic_control", "gymnasium.envs.box2d", "gymnasium.envs.toy_text")
 
 
 class GymnasiumEnv(Environment):
@@ -110,6 +112,7 @@ class GymnasiumEnv(Environment):
             max_episode_steps=limit,
             reports_success=success_key is not None if reports_success is None else reports_success,
             renders=self._env.render_mode == "rgb_array"
+            and has_render(self._env)
             and (can_draw_mujoco or "mujoco" not in sys.modules),
             replayable=not registered.nondeterministic,
             instruction_changes=INSTRUCTION in self._layout.space.spaces,
@@ -249,9 +252,18 @@ class GymnasiumEnv(Environment):
         frames, picture = FrameBuffer(), None
         for stream, request in self._streams.items():
             if self._ended or self._step % request.every == 0:
-                picture = self.render() if picture is None else picture
+                picture = self._drawn() if picture is None else picture
                 frames.add(stream, fitted(picture, request.size), self._step)
         return frames.take()
+
+    def _drawn(self) -> NDArray[np.uint8]:
+        """`render`, whose error names the remedy if the frames are wanted for videos alone."""
+        try:
+            return self.render()
+        except Misbehaved as fault:
+            if set(self._streams) != {RECORDER_STREAM}:
+                raise
+            raise Misbehaved(f"{fault} {WITHOUT_VIDEOS}") from fault
 
 
 def _make(
@@ -261,7 +273,7 @@ def _make(
     try:
         render_mode = (
             {"render_mode": "rgb_array"}
-            if "render_mode" not in kwargs and _draws(registered)
+            if "render_mode" not in kwargs and may_draw(registered)
             else {}
         )
         env = gymnasium.make(
@@ -285,26 +297,6 @@ def _make(
         # before the render context exists: shadows and multisampling cost 22 times the rest
         model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
     return env
-
-
-def _draws(registered: EnvRegistration) -> bool:
-    entry = registered.entry_point
-    creator = load_env_creator(entry) if isinstance(entry, str) else entry
-    drawable = (
-        not creator.__module__.startswith(PYGAME_DRAWN)
-        or importlib.util.find_spec("pygame") is not None
-    )
-    modes = getattr(creator, "metadata", {}).get("render_modes", ())
-    return drawable and "rgb_array" in modes and _takes_render_mode(creator)
-
-
-def _takes_render_mode(creator: Any) -> bool:
-    """Whether a constructor has the argument; environments without images lack it."""
-    try:
-        parameters = inspect.signature(creator).parameters.values()
-    except ValueError:  # compiled, without a signature
-        return True
-    return any(one.name == "render_mode" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def _choose_renderer() -> bool:

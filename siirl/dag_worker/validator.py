@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from envs import perturbations
+from envs.base import RECORDER_STREAM
 from siirl.dag_worker.empty_ranks import with_columns_of_all
 from siirl.dag_worker.rewards import check_reward_failures, score_rows
 from siirl.dag_worker.rollout_collector import share_of
@@ -29,7 +30,6 @@ from siirl.data_coordinator.task_stream import EpisodeTask, evaluation_tasks
 from siirl.engine.reward_manager import RewardManager
 from siirl.engine.rollout.rollout import Rollout, check_failures, reset_options
 from siirl.engine.rollout.workflow import (
-    RECORDER_STREAM,
     EpisodeRequest,
     RolloutResult,
     RolloutWorkflow,

@@ -3,12 +3,13 @@
 It loads the graph and registered names, checks policy, reward and machine, and computes the plan.
 """
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from envs.base import EnvSpec
+from envs.gymnasium_drawing import lacks_pygame
+from envs.gymnasium_ids import registration
 from envs.names import listed_tasks
 from siirl.dag_worker.critic_components import needs_critic
 from siirl.engine.actor.actor_loss import ActorLoss
@@ -189,12 +190,9 @@ def _without_videos(env: EnvArguments, trainer: TrainingArguments, spec: EnvSpec
     if spec.renders or not (trainer.record_episodes or trainer.record_val_episodes):
         return []
     trainer.record_episodes = trainer.record_val_episodes = 0
-    without_pygame = env.name == "gymnasium" and importlib.util.find_spec("pygame") is None
-    remedy = (
-        " Gymnasium draws its small environments with pygame: pip install pygame."
-        if without_pygame
-        else ""
-    )
+    remedy = ""
+    if env.name == "gymnasium" and env.id and lacks_pygame(registration(env.id)):
+        remedy = " Gymnasium draws its small environments with pygame: pip install pygame."
     keys = "trainer.record_episodes, trainer.record_val_episodes"
     return [
         f"{listed_tasks(spec.tasks)} cannot be rendered here, so no videos are recorded "

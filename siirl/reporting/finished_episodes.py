@@ -6,7 +6,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from siirl.engine.rollout.workflow import RECORDER_STREAM, Trajectory
+from envs.base import RECORDER_STREAM
+from siirl.engine.rollout.workflow import Trajectory
 from siirl.reporting.recorder import VideoRecorder, VideoSample
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scripted_text import ByteTokenizer, ScriptedEngine
 
-from envs.base import Frames
+from envs.base import RECORDER_STREAM, Frames
 from siirl.dag_worker.validator import (
     Outcome,
     Validator,
@@ -21,7 +21,7 @@ from siirl.data_coordinator.task_stream import EpisodeTask
 from siirl.engine.reward_manager import EpisodeOutcomes, Memoryless, RewardScores
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
-from siirl.engine.rollout.workflow import RECORDER_STREAM, RolloutWorkflow, Trajectory
+from siirl.engine.rollout.workflow import RolloutWorkflow, Trajectory
 from siirl.engine.training.collectives import OneProcess
 from siirl.env_server.pool import EnvPool
 from siirl.errors import TooManyFailures

@@ -70,6 +70,31 @@ class Drawn(Sound):
         return self.picture
 
 
+class Undrawn(Sound):
+    """Declares pictures, but has no `render`."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium's form)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+
+class Painter(gymnasium.Wrapper):
+    """Draws the environment that it wraps."""
+
+    def render(self):
+        return np.full((8, 8, 3), 7, np.uint8)
+
+
+class Painted:
+    """Makes an environment whose wrapper has the `render`."""
+
+    metadata = Undrawn.metadata
+
+    def __new__(cls, render_mode=None):
+        return Painter(Undrawn(render_mode))
+
+
 class NoRenderMode(Sound):
     """Has a render mode, and a constructor that does not take it."""
 
@@ -145,7 +170,7 @@ def several(**kwargs):
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     made = (Sound, OldStep, OldReset, NoDict, NoSpace, Drawn, NoRenderMode, WordReward, Later)
-    made = (*made, RaisesAtOnce, several)
+    made = (*made, RaisesAtOnce, several, Undrawn, Painted)
     for entry in made:
         gymnasium.register(f"siirl-wrong/{entry.__name__}-v0", entry, max_episode_steps=3)
     yield
@@ -223,6 +248,34 @@ def test_a_picture_that_is_none_is_a_fault_of_the_environment(picture, sentence)
     streams = {"video": FrameRequest(every=1, size=8)}
     with pytest.raises(Misbehaved, match=f"'siirl-wrong/Drawn-v0': .*{sentence}"):
         asyncio.run(env.reset(seed=0, options={"frames": streams}))
+
+
+@pytest.mark.parametrize("picture", [None, np.zeros((8, 8, 3))])
+@pytest.mark.parametrize("streams", [["recorder"], ["encoder"], ["recorder", "encoder"]])
+def test_a_picture_that_only_the_videos_need_names_the_keys_that_turn_them_off(picture, streams):
+    env = GymnasiumEnv(id="siirl-wrong/Drawn-v0", picture=picture)
+    with pytest.raises(Misbehaved) as raised:
+        asyncio.run(
+            env.reset(
+                seed=0, options={"frames": dict.fromkeys(streams, FrameRequest(every=1, size=8))}
+            )
+        )
+    keys = "set trainer.record_episodes=0 trainer.record_val_episodes=0."
+    assert (keys in str(raised.value)) == (streams == ["recorder"])
+
+
+def test_an_environment_without_a_render_is_known_to_have_no_pictures():
+    env = GymnasiumEnv(id="siirl-wrong/Undrawn-v0")
+    assert not env.spec.renders
+    with pytest.raises(ValueError, match="ask for no frames"):
+        asyncio.run(env.reset(options={"frames": {"recorder": FrameRequest(every=1, size=8)}}))
+
+
+def test_a_wrapper_may_draw_an_environment_without_a_render():
+    env = GymnasiumEnv(id="siirl-wrong/Painted-v0")
+    streams = {"recorder": FrameRequest(every=1, size=8)}
+    _, info = asyncio.run(env.reset(seed=0, options={"frames": streams}))
+    assert (info["frames"]["recorder"].images == 7).all()
 
 
 def test_a_constructor_that_takes_no_render_mode_is_made_without_pictures():

@@ -21,7 +21,6 @@ from siirl.engine.rollout.generation import EngineWithTokenizer
 from siirl.errors import InvariantError, SimulationFailed
 
 ENCODER_STREAM = "encoder"
-RECORDER_STREAM = "recorder"
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, RECORDER_STREAM, FrameRequest
 from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.vla.action_noise import ActionNoise
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.workflow import (
-    RECORDER_STREAM,
     EpisodeRequest,
     RolloutWorkflow,
     Trajectory,
