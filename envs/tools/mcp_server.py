@@ -75,7 +75,7 @@ class MCPTools(Toolset):
         checked_deadline(f"start_deadline_s of {str(self._server)!r}", start_deadline_s)
         self.replayable = replayable
         self.deadline_s = deadline_s
-        self._start_deadline_s = start_deadline_s
+        self.start_deadline_s = start_deadline_s
         self._fresh = fresh
         self._connection: _Connection | None = None
         self._used = False
@@ -85,7 +85,7 @@ class MCPTools(Toolset):
     async def descriptions(self) -> Sequence[ToolDescription]:
         """See `Toolset.descriptions`; asks the server once."""
         if self._descriptions is None:
-            deadline = asyncio.get_running_loop().time() + self._start_deadline_s
+            deadline = asyncio.get_running_loop().time() + self.start_deadline_s
             connection = await self._connected()
             try:
                 async with asyncio.timeout_at(deadline):
@@ -149,7 +149,7 @@ class MCPTools(Toolset):
                     f"{_first_cause(error)}."
                 ) from error
             try:
-                await connection.open(deadline_s=self._start_deadline_s)
+                await connection.open(deadline_s=self.start_deadline_s)
                 self._connection = connection
             except (
                 OSError,

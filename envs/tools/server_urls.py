@@ -1,8 +1,6 @@
-"""The MCP servers at addresses that a configuration names, and whether they are there.
+"""The MCP servers at addresses that a configuration names, and whether they list their tools."""
 
-Left out: the MCP handshake, which each episode performs (`envs.tools.mcp_server`).
-"""
-
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,12 +10,21 @@ from envs.mistakes import one_line
 from envs.server_address import is_loopback
 
 
-def server_urls(tools: object) -> list[str]:
-    """Addresses of `tools` (`envs.tools.named_tools`), in order and without repetitions."""
+def servers_at_addresses(tools: object) -> list[Mapping[str, Any]]:
+    """Settings (`envs.tools.mcp_server.MCPTools`) of the servers of `tools`
+    (`envs.tools.named_tools`) that have a url, in order and without repetitions.
+    """
     entries: Sequence[Any] = tools if isinstance(tools, Sequence) else ()
     servers = [entry.get("mcp") for entry in entries if isinstance(entry, Mapping)]
-    urls = [server.get("url") for server in servers if isinstance(server, Mapping)]
-    return list(dict.fromkeys(url for url in urls if isinstance(url, str)))
+    found: list[Mapping[str, Any]] = []
+    for server in servers:
+        if (
+            isinstance(server, Mapping)
+            and isinstance(server.get("url"), str)
+            and server not in found
+        ):
+            found.append(server)
+    return found
 
 
 def why_unreachable(url: str, *, within_s: float) -> str | None:
@@ -35,3 +42,28 @@ def why_unreachable(url: str, *, within_s: float) -> str | None:
     except httpx2.HTTPError:  # it listens, but does not answer this request
         return None
     return None
+
+
+def why_no_tools(server: Mapping[str, Any], *, within_s: float) -> str | None:
+    """List the tools once, as each environment does; the sentences why that failed, or None: it
+    lists them, or does not answer in time.
+
+    Args:
+        server: Settings of `envs.tools.mcp_server.MCPTools` with a url; its token is sent.
+        within_s: Deadline in seconds, if that of the settings is not shorter.
+    """
+    from envs.tools.mcp_server import MCPTools  # takes a second to import
+    from envs.tools.toolset import ToolsMissing
+
+    async def ask() -> str | None:
+        tools = MCPTools(**server)
+        tools.start_deadline_s = min(tools.start_deadline_s, within_s)
+        try:
+            await tools.descriptions()
+        except ToolsMissing as error:
+            return None if isinstance(error.__cause__, TimeoutError) else str(error)
+        finally:
+            await tools.close()
+        return None
+
+    return asyncio.run(ask())

@@ -8,18 +8,31 @@ from siirl.errors import ConfigError
 from siirl.params.env_args import EnvArguments
 
 CONNECTED_WITHIN_S = 2.0
+LISTED_WITHIN_S = 10.0  # a server that takes longer is left to the run, which waits longer
 
 
 def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
-    """MCP servers of `env.kwargs.tools` at which nothing listens."""
+    """MCP servers of `env.kwargs.tools` at which nothing listens, or that list no tools: the path
+    of the url is wrong, or the token, or it is another kind of server.
+    """
     if "tools" not in env.kwargs:
         return
-    from envs.tools.server_urls import server_urls, why_unreachable  # imports an HTTP client
+    # imports an HTTP client
+    from envs.tools.server_urls import servers_at_addresses, why_no_tools, why_unreachable
 
-    for url in server_urls(env.kwargs["tools"]):
+    absent = set()
+    for server in servers_at_addresses(env.kwargs["tools"]):
+        url = server["url"]
+        if url in absent:
+            continue
         reason = why_unreachable(url, within_s=CONNECTED_WITHIN_S)
         if reason is not None:
+            absent.add(url)
             yield ConfigError(
                 f"env.kwargs.tools: no MCP server can be reached at {url} ({reason}): start it "
                 "first, or correct the address."
             )
+            continue
+        refusal = why_no_tools(server, within_s=LISTED_WITHIN_S)
+        if refusal is not None:
+            yield ConfigError(f"env.kwargs.tools: {refusal}")

@@ -1,12 +1,14 @@
-"""MCP servers at addresses are tried once before anything starts."""
+"""MCP servers at addresses are asked for their tools before anything starts."""
 
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
 from siirl.errors import ConfigError
 from siirl.params.parser import parse_config
+from siirl.preflight import tool_checks
 from siirl.preflight.early_checks import check_early
 from siirl.preflight.tool_checks import tool_server_problems
 from tests.envs.tools.http_server import PlainHttpServer
@@ -31,14 +33,41 @@ def test_an_absent_server_is_refused_at_once_with_its_address_and_the_remedy() -
     assert time.monotonic() - begin < 60.0
 
 
-@pytest.mark.parametrize("token", [None, "secret"])
-def test_a_server_that_listens_is_accepted_and_gets_no_token(token: str | None) -> None:
-    with PlainHttpServer(token=token) as server:
-        assert problems(f"[{{mcp: {{url: '{server.url}'}}}}]") == []
-    assert server.sessions == 0
+def test_a_server_that_lists_its_tools_is_accepted_and_left() -> None:
+    with PlainHttpServer() as server:
+        at = f"{{mcp: {{url: '{server.url}'}}}}"
+        assert problems(f"[{at}, {at}]") == []
+    assert server.sessions == server.farewells == 1
 
 
-def test_a_server_that_accepts_and_says_nothing_is_left_to_the_run() -> None:
+def test_a_wrong_path_of_a_server_that_listens_is_refused_before_the_start() -> None:
+    with PlainHttpServer() as server:
+        url = server.url.replace("/mcp", "/mpc")
+        config = parse_config(
+            ["pipeline=grpo", "env=tools", f"env.kwargs.tools=[{{mcp: {{url: '{url}'}}}}]"]
+        )
+        with pytest.raises(
+            ConfigError,
+            match=rf"tools: The MCP server '{url}' gave no session: .*Not Found\. Check that it "
+            r"runs, and its url and token_file in env\.kwargs\.tools\.$",
+        ):
+            check_early(config)
+
+
+def test_a_server_gets_the_token_of_its_file_and_refuses_a_job_without_it(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    with PlainHttpServer(token="secret") as server:
+        with_token = f"{{mcp: {{url: '{server.url}', token_file: {tmp_path / 'token'}}}}}"
+        assert problems(f"[{with_token}]") == []
+        assert server.tokens == {"Bearer secret"}
+        (problem,) = problems(f"[{with_token}, {{mcp: {{url: '{server.url}'}}}}]")
+    assert "gave no session" in problem and "its url and token_file" in problem
+
+
+def test_a_server_that_accepts_and_says_nothing_is_left_to_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tool_checks, "LISTED_WITHIN_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         assert problems(f"[{{mcp: {{url: 'http://127.0.0.1:{port}/mcp'}}}}]") == []
@@ -48,5 +77,8 @@ def test_each_absent_server_is_named_once_and_programs_are_not_started() -> None
     with PlainHttpServer() as server:
         pass
     at = f"{{mcp: {{url: '{server.url}'}}}}"
-    [problem] = problems(f"['a:b', {at}, {at}, {{mcp: {{command: nothing}}}}, {{program: 'a:b'}}]")
+    other = f"{{mcp: {{url: '{server.url}', fresh: false}}}}"
+    [problem] = problems(
+        f"['a:b', {at}, {other}, {at}, {{mcp: {{command: nothing}}}}, {{program: 'a:b'}}]"
+    )
     assert server.url in problem

@@ -78,7 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
         state = self.server_state
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         state.tokens.add(self.headers["Authorization"])
-        if state.token is not None and self.headers["Authorization"] != f"Bearer {state.token}":
+        if self.path != "/mcp":
+            self._respond(404)
+        elif state.token is not None and self.headers["Authorization"] != f"Bearer {state.token}":
             self._respond(401)
         elif "id" not in request:
             self._respond(202)
