@@ -1,6 +1,6 @@
 """Trains on SRPO's video reward with the successes hidden, to see whether the policy finds a hole.
 
-    python -m benchmarks.reward_alone --seeds 1
+    python -m benchmarks.reward_alone demo --seeds 1
 
 Every episode, success or not, gets sigmoid(-z) of its video's distance to fifteen expert episodes
 of its task, for 100 steps from the shipped weights. If videos come closer to the experts' while
@@ -80,4 +80,4 @@ def collect_experts() -> None:
 
 if __name__ == "__main__":
     collect_experts()
-    run_studies({"alone": STUDY}, name="reward", description=__doc__)
+    run_studies({"demo": STUDY}, name="reward_alone", description=__doc__)
