@@ -144,6 +144,12 @@ def _request(url: str, route: str, *, token: str | None, deadline_s: float) -> b
             patience_s=deadline_s if error.code >= NOT_READY else 0.0,
         ) from error
     except (OSError, http.client.HTTPException) as error:
+        if route != SCHEMA:  # which this server has answered
+            raise ServerAway(
+                f"The server at env.url={url} does not answer {url}{route} ({one_line(error)}): "
+                "let it send its name there, or status 404.",
+                patience_s=deadline_s,
+            ) from error
         raise ServerAway(
             f"No OpenEnv server can be reached at env.url={url} ({one_line(error)}): start it "
             "first, or correct the address.",

@@ -25,7 +25,7 @@ from envs.base import RECORDER_STREAM
 from siirl.dag_worker.empty_ranks import with_columns_of_all
 from siirl.dag_worker.rewards import check_reward_failures, score_rows
 from siirl.dag_worker.rollout_collector import share_of
-from siirl.data_coordinator.prompts.dataset import task_name
+from siirl.data_coordinator.prompts.dataset import ALL_TASKS, task_name
 from siirl.data_coordinator.task_stream import EpisodeTask, evaluation_tasks
 from siirl.engine.reward_manager import RewardManager
 from siirl.engine.rollout.rollout import Rollout, check_failures, reset_options
@@ -42,7 +42,6 @@ from siirl.reporting.finished_episodes import Recorder
 from siirl.reporting.metrics import Value, Weighted
 from siirl.reporting.statistics import pass_at_k
 
-ALL_TASKS = "all"
 Thing = TypeVar("Thing")
 
 

@@ -139,6 +139,13 @@ def test_sources_of_one_metric_name_are_refused(tmp_path):
     assert task_name("openai/gsm8k") == "openai_gsm8k"
 
 
+def test_a_source_that_is_called_as_the_total_has_another_name_in_metrics(tmp_path):
+    assert task_name("all") == "all_"
+    train = written(tmp_path, [row("one", source="all"), row("two", source="all_")])
+    with pytest.raises(ConfigError, match=r"'all' and 'all_' have the same name 'all_'"):
+        loader(train)
+
+
 def test_a_file_that_changes_while_the_run_lasts_stops_it(tmp_path):
     train = written(tmp_path, rows(4))
     stream = loader(train)

@@ -22,6 +22,8 @@ from siirl.data_coordinator.prompts.joined_files import PromptFiles
 from siirl.data_coordinator.task_stream import EpisodeTask, training_seed
 from siirl.errors import ConfigError, InvariantError
 
+ALL_TASKS = "all"  # the total over tasks in metrics and tables
+
 
 @dataclass(frozen=True)
 class PromptTask(EpisodeTask):
@@ -159,9 +161,10 @@ def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
 
 def task_name(data_source: str) -> str:
     """A data source as part of a metric's name, in which a slash separates: `openai/gsm8k` is
-    `openai_gsm8k`.
+    `openai_gsm8k`, and `all`, the name of the total, is `all_`.
     """
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", data_source)
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", data_source)
+    return f"{name}_" if name == ALL_TASKS else name
 
 
 def check_task_names(sources: Sequence[str]) -> None:

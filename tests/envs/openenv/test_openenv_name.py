@@ -1,17 +1,21 @@
 """The task of env=openenv is the environment's name, which its server reports, at any address."""
 
 import asyncio
+import json
+import threading
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from envs.base import ServerAway
+from envs.openenv.description import describe
 from envs.openenv.openenv_env import OpenEnvEnv
 from siirl.data_coordinator.task_stream import TaskLoader
 from siirl.errors import CheckpointError
 from tests.envs.openenv.echo_server import Echo
-from tests.envs.openenv.scripted_server import ScriptedServer
+from tests.envs.openenv.scripted_server import SAY, ScriptedServer
 
 
 def tasks_of(metadata: Any, **server: Any) -> tuple[str, ...]:
@@ -70,3 +74,25 @@ def test_a_name_that_is_away_is_waited_for_and_not_replaced() -> None:
     with pytest.raises(ServerAway, match="/metadata answers with status 503") as away:
         tasks_of({"name": "Echo"}, metadata_status=HTTPStatus.SERVICE_UNAVAILABLE)
     assert away.value.patience_s > 0
+
+
+class HangsUp(BaseHTTPRequestHandler):
+    """Answers /schema, and closes the connection at /metadata."""
+
+    def do_GET(self) -> None:
+        if self.path == "/schema":
+            self.send_response(HTTPStatus.OK)
+            self.end_headers()
+            self.wfile.write(json.dumps({"action": SAY}).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_server_that_hangs_up_at_its_name_is_not_called_absent() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), HangsUp) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(ServerAway, match=f"does not answer {url}/metadata .*or status 404"):
+            describe(url, token=None, deadline_s=5.0)
+        server.shutdown()
