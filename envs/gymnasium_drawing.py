@@ -27,13 +27,14 @@ def lacks_pygame(registered: EnvRegistration) -> bool:
 
 def has_render(env: gymnasium.Env[Any, Any]) -> bool:
     """Whether an environment, or a wrapper around it, has a `render` of its own; that of
-    `gymnasium.Env` only raises NotImplementedError.
+    `gymnasium.Env` only raises NotImplementedError. `render = None` is none.
     """
     while isinstance(env, gymnasium.Wrapper):
         if not getattr(type(env).render, "__module__", "").startswith(GYMNASIUMS):
             return True
         env = env.env
-    return getattr(env.render, "__func__", None) is not gymnasium.Env.render
+    render: object = env.render
+    return callable(render) and getattr(render, "__func__", None) is not gymnasium.Env.render
 
 
 def _creator(registered: EnvRegistration) -> Any:

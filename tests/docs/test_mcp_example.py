@@ -3,7 +3,6 @@
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import pytest
 
 from tests.docs.code_blocks import blocks
 from tests.docs.test_examples import EXAMPLES, REPOSITORY, steps
+from tests.listening_port import wait_for_server
 
 BLOCK = next(block for block in blocks(REPOSITORY) if Path(__file__).name in block.words)
 SERVER, TRAIN = BLOCK.commands
-GIVE_UP_S = 250.0  # only a hang takes longer
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def port() -> Iterator[int]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        _wait_for(chosen)
+        wait_for_server(chosen)
         yield chosen
     finally:
         server.kill()
@@ -47,14 +46,3 @@ def test_the_documented_command_trains_a_step_with_the_tool_announced(
     assert at_port != line
     (metrics,) = steps(tmp_path, *at_port)
     assert (metrics["rollout/episodes"], metrics["env/failed_episodes"]) == (8, 0)
-
-
-def _wait_for(port: int) -> None:
-    until = time.monotonic() + GIVE_UP_S
-    while time.monotonic() < until:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except ConnectionRefusedError:
-            time.sleep(0.1)
-    raise TimeoutError(f"No server at port {port}.")

@@ -9,7 +9,7 @@ import pytest
 
 from siirl.train import main
 
-ID = "siirl-undrawn/Env-v0"
+ID, ANNULLED_ID = "siirl-undrawn/Env-v0", "siirl-undrawn/Annulled-v0"
 
 
 class Undrawn(gymnasium.Env[Any, Any]):
@@ -29,17 +29,25 @@ class Undrawn(gymnasium.Env[Any, Any]):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
+class Annulled(Undrawn):
+    """Says that it has no `render`."""
+
+    render = None
+
+
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     gymnasium.register(ID, Undrawn, max_episode_steps=3)
+    gymnasium.register(ANNULLED_ID, Annulled, max_episode_steps=3)
     yield
-    del gymnasium.registry[ID]
+    del gymnasium.registry[ID], gymnasium.registry[ANNULLED_ID]
 
 
+@pytest.mark.parametrize("name", [ID, ANNULLED_ID])
 def test_videos_are_turned_off_before_the_start_without_advice_to_install_anything(
-    capsys: pytest.CaptureFixture[str],
+    name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--plan", "pipeline=grpo", "env=gymnasium", f"env.id={ID}"]) == 0
+    assert main(["--plan", "pipeline=grpo", "env=gymnasium", f"env.id={name}"]) == 0
     told = capsys.readouterr().err
-    assert f"Warning: {ID} cannot be rendered here, so no videos are recorded" in told
+    assert f"Warning: {name} cannot be rendered here, so no videos are recorded" in told
     assert "pygame" not in told

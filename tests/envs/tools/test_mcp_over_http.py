@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from envs.tools.mcp_transports import MAX_EVENT_BYTES
 from envs.tools.tool_env import ToolEnv
 from envs.tools.toolset import ToolError, ToolsMissing, ToolStopped
 from tests.envs.tools.http_server import LONG, PlainHttpServer
+from tests.listening_port import wait_for_server
 
 
 def with_tools(
@@ -173,19 +173,8 @@ def test_the_documents_server_adds() -> None:
             await tools.close()
 
     try:
-        _wait_for(port)
+        wait_for_server(port)
         assert asyncio.run(add()) == "42"
     finally:
         server.kill()
         server.wait()
-
-
-def _wait_for(port: int) -> None:
-    until = time.monotonic() + 250.0
-    while time.monotonic() < until:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except ConnectionRefusedError:
-            time.sleep(0.1)
-    raise TimeoutError(f"No server at port {port}.")
