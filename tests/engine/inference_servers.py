@@ -63,18 +63,14 @@ def engine_of(
     """An engine that soon gives up a server that has gone."""
     deadlines = {"token": None, "deadline_s": 600.0, "reconnect_s": 0.2}
     link = ServerLink(url, **{name: options.pop(name, value) for name, value in deadlines.items()})
-    try:
-        return ServerEngine(
-            **{
-                "model": model,
-                "tokenizer": tokenizer,
-                "link": link,
-                "temperature": 1.3,
-                "route": FolderRoute(None),
-                "restart_s": 0.2,
-                **options,
-            }
-        )
-    except Exception:
-        link.close()
-        raise
+    return ServerEngine(
+        **{
+            "model": model,
+            "tokenizer": tokenizer,
+            "link": link,
+            "temperature": 1.3,
+            "route": FolderRoute(None),
+            "restart_s": 0.2,
+            **options,
+        }
+    )

@@ -18,6 +18,7 @@ from siirl.engine.rollout.server.completions import COMPLETIONS
 from siirl.engine.rollout.server.handshake import PROTOCOL, shake_hands
 from siirl.engine.rollout.server.server_engine import ServerEngine
 from siirl.engine.rollout.server.server_link import ServerLink
+from siirl.engine.rollout.server.weight_folder import FolderRoute
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.env_server.pool import EnvPool
@@ -379,6 +380,13 @@ def test_the_page_names_the_protocol_that_is_compared() -> None:
 def test_a_server_for_shorter_texts_is_refused(url: str) -> None:
     with pytest.raises(RunFailed, match=r"is limited to 128 tokens.*--max-model-len 300"):
         started(url, longest_text=300)
+
+
+def test_a_refused_server_leaves_no_folder_of_weights(url: str) -> None:
+    route = FolderRoute(None)
+    with pytest.raises(RunFailed):
+        started(url, longest_text=300, route=route)
+    assert not route.folder.exists()
 
 
 def test_the_key_of_a_server_is_sent(playground: Playground, url: str) -> None:

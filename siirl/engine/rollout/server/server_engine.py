@@ -78,8 +78,8 @@ class ServerEngine(TextEngineBase):
     Args:
         model: The trained module; see `VLLMBase`.
         tokenizer: Provides the tokens that end a turn.
-        link: The connections to the server; `close` closes them.
-        route: Sends the weights; `close` closes it.
+        link: The connections to the server; `close` closes them, as does a failed construction.
+        route: Sends the weights; closed with `link`.
         temperature: Divides the logits, for sampling and for the log-probs.
         top_p: Draw from the smallest set of tokens with this probability.
         top_k: Draw from this many most likely tokens; None: from all.
@@ -137,11 +137,19 @@ class ServerEngine(TextEngineBase):
         self.answered_at = 0.0
         self._verification: asyncio.Task[None] | None = None
         self._ids = secrets.token_hex(8)  # distinguishes this run's requests and weights
+        try:
+            self._introduce(longest_text)
+        except BaseException:
+            self.close()
+            raise
+
+    def _introduce(self, longest_text: int | None) -> None:
+        """Ask the server what it serves, and send it the weights."""
         dtype = str(self.dtype).removeprefix("torch.")
-        served = self._wait(shake_hands(link, dtype=dtype, longest_text=longest_text))
+        served = self._wait(shake_hands(self.link, dtype=dtype, longest_text=longest_text))
         self.served_model, self.longest = served.name, served.longest
-        if has_weights(model):
-            self.take_weights(in_rows(adapters_first(model.state_dict())))
+        if has_weights(self.model):
+            self.take_weights(in_rows(adapters_first(self.model.state_dict())))
         if self.refusal:
             raise RunFailed(self.refusal)
 
