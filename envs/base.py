@@ -96,6 +96,10 @@ class EnvSpec:
     reports_success: bool = True
     """Whether `info["success"]` is the benchmark's own flag; if not, the return is the only score.
     """
+    tasks_with_distance: tuple[str, ...] | None = None
+    """Tasks with a true distance to success. Infos have it, as `oracle_distance`, only if all tasks
+    of the environment do. None: the first episode shows whether infos have it.
+    """
     renders: bool = True
     """Whether `render` and the frame streams work; if not, `reset` refuses frame requests."""
     replayable: bool = True

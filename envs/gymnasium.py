@@ -111,6 +111,7 @@ class GymnasiumEnv(Environment):
             decisions=self._actions.decisions,
             max_episode_steps=limit,
             reports_success=success_key is not None if reports_success is None else reports_success,
+            tasks_with_distance=(),
             renders=self._env.render_mode == "rgb_array"
             and has_render(self._env)
             and (can_draw_mujoco or "mujoco" not in sys.modules),

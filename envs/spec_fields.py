@@ -93,6 +93,10 @@ SPEC_FIELDS: dict[str, Check] = {
     "action_space": _SPACE,
     "max_episode_steps": _COUNT,
     "reports_success": _FLAG,
+    "tasks_with_distance": (
+        lambda value: value is None or (isinstance(value, tuple) and all(map(_is_name, value))),
+        "a tuple of tasks' names, or None",
+    ),
     "renders": _FLAG,
     "replayable": _FLAG,
     "decisions": (_are_decisions, "a tuple of whole numbers of at least 1, or empty"),

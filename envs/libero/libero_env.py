@@ -105,13 +105,13 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
             perturb_strength=perturb_strength,
         )
         self._tasks = {task.name: task for task in chosen}
-        # all of them or none: a batch has the distance of every episode
-        self._knows_distance = all(task.only_places for task in chosen)
         self._limit = max_episode_steps
         self._states = states
         self._quality = render_quality
         self._assets = find_assets(assets)
         self.spec = self._make_spec()
+        # of all tasks or none: a batch has the distance of every episode
+        self._knows_distance = self.spec.tasks_with_distance == self.spec.tasks
         self._state_number = 0
 
     async def reset(
@@ -172,6 +172,9 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
             observation_space,
             action_space,
             limit,
+            tasks_with_distance=tuple(
+                name for name, task in self._tasks.items() if task.only_places
+            ),
             needs_opengl=True,
             notice=notice,
             memory=STAND_IN_MEMORY if self._assets.stand_in else MEMORY,

@@ -167,6 +167,7 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
             observation_space,
             action_space,
             max_episode_steps,
+            tasks_with_distance=tasks,
             needs_opengl=True,
             notice=self._notice,
             memory=MEMORY,

@@ -42,7 +42,7 @@ from siirl.preflight.critic_checks import (
     undivided,
 )
 from siirl.preflight.group_checks import group_problems
-from siirl.preflight.segment_checks import segment_problems
+from siirl.preflight.segment_checks import compares_whole_episodes, segment_problems
 
 KL_WITHOUT_GRADIENT = "k1"  # as a loss, its gradient has mean zero; the alias kl is k1 here
 
@@ -53,13 +53,18 @@ def config_problems(config: SiiRLArguments, *, trains: bool = True) -> list[Siir
     Without `trains` it is an evaluation, which has no mini-batches and cuts no episode.
     """
     policy = config.actor_rollout_ref
+    excluded = trains and compares_whole_episodes(config)  # segment_problems has all remedies
     return [
         # the sizes of separate groups may be open: siirl.preflight.group_placement checks them
         *([] if sizes.separate(config.dag) else _ranks(config)),
         *(_samples(config) if trains else []),
         *_evaluation(config.trainer),
         *_algorithm(config.algorithm, config.dag, policy.rollout),
-        *estimator_problems(config.algorithm, config.dag, built_in=ESTIMATORS),
+        *(
+            []
+            if excluded
+            else estimator_problems(config.algorithm, config.dag, built_in=ESTIMATORS)
+        ),
         *_reward(config.reward),
         *_length(config),
         *_names(config.reward, policy.model),

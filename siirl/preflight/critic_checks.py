@@ -18,10 +18,11 @@ from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments
 
 WITH_CRITIC = "ppo"
+WITH_BASELINES = "remax"
 PROVIDED = {
     "values": (WITH_CRITIC, "the values of a critic"),
     "reward_baselines": (
-        "remax",
+        WITH_BASELINES,
         "the column reward_baselines, the reward of a greedy rollout of each prompt",
     ),
 }

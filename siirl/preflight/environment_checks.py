@@ -86,6 +86,18 @@ def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         alone = rollout.n == 1 or rollout.n_steps is not None
         other_graph = f"pipeline={'ppo' if alone else 'grpo'} "
     remedy = f"use {other_graph}reward={'success' if spec.reports_success else 'return'}"
+    unmeasured = _without_distance(spec) if name == "oracle" else []
+    if unmeasured:
+        if spec.renders and spec.reports_success:
+            remedy = "use reward=srpo"
+        if len(unmeasured) < len(spec.tasks):
+            remedy = f"leave them out of env.tasks, or {remedy}"
+        which = f" for {listed_tasks(unmeasured)}" if len(spec.tasks) > 1 else ""
+        yield ConfigError(
+            f"reward.name={name} is the true distance to success, which {env} does not report"
+            f"{which}: {remedy}."
+        )
+        return
     if not spec.renders and sizes.needs_video(reward):
         own = ", or reward.encoder=null" if is_reference(name) else ""
         yield ConfigError(f"{cause} compares videos, but {env} cannot be rendered: {remedy}{own}.")
@@ -97,6 +109,12 @@ def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
                 f"{remedy}, or env.kwargs.reports_success=true if a later info has one of them"
             )
         yield ConfigError(f"{cause} needs the environment's own success flag, but {lack}.")
+
+
+def _without_distance(spec: EnvSpec) -> list[str]:
+    """Tasks known to have no true distance to success."""
+    known = spec.tasks if spec.tasks_with_distance is None else spec.tasks_with_distance
+    return [task for task in spec.tasks if task not in known]
 
 
 def _blind(env: EnvArguments, trainer: TrainingArguments, spec: EnvSpec) -> Iterator[SiirlError]:

@@ -14,7 +14,12 @@ from siirl.params.key_names import ROLLOUT
 from siirl.params.registered_names import GROUP_ESTIMATORS, estimators_taking
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments
-from siirl.preflight.critic_checks import ACTOR_MINI_BATCH, WITH_CRITIC, nearest_divisor
+from siirl.preflight.critic_checks import (
+    ACTOR_MINI_BATCH,
+    WITH_BASELINES,
+    WITH_CRITIC,
+    nearest_divisor,
+)
 
 N_STEPS = "actor_rollout_ref.rollout.n_steps"
 OF_PARTS = ("return", "success")
@@ -46,8 +51,8 @@ def segment_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     if decisions is None:
         return
     place = f"{N_STEPS}={decisions}"
-    if config.algorithm.adv_estimator in GROUP_ESTIMATORS:
-        yield _without_groups(config, place=place)
+    if compares_whole_episodes(config):
+        yield _without_whole_episodes(config, place=place)
     elif n != 1:
         yield ConfigError(
             f"{place} continues one episode in each environment, but actor_rollout_ref.rollout."
@@ -79,27 +84,51 @@ def segment_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
         )
 
 
-def _without_groups(config: SiiRLArguments, *, place: str) -> ConfigError:
-    """Refuse an estimator that compares the rollouts of a start state; names both ways out, with
-    the other keys that each of them needs.
+def compares_whole_episodes(config: SiiRLArguments) -> bool:
+    """Whether the advantage of a training with cut episodes would need whole ones, which
+    `segment_problems` refuses: other rollouts of a start state, or a greedy one.
+    """
+    return config.actor_rollout_ref.rollout.n_steps is not None and (
+        config.algorithm.adv_estimator in GROUP_ESTIMATORS or _has_greedy_baseline(config)
+    )
+
+
+def _has_greedy_baseline(config: SiiRLArguments) -> bool:
+    """Whether the estimator reads the baselines of a shipped pipeline; a user's graph may have
+    others.
+    """
+    with_baselines = estimators_taking("reward_baselines")
+    return config.dag.own_graph is None and config.algorithm.adv_estimator in with_baselines
+
+
+def _without_whole_episodes(config: SiiRLArguments, *, place: str) -> ConfigError:
+    """Refuse an estimator that compares whole episodes; names both ways out, with the other keys
+    that each of them needs.
     """
     n, batch = config.actor_rollout_ref.rollout.n, config.data.train_batch_size
     mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    estimator, pipeline = config.algorithm.adv_estimator, config.dag.pipeline
+    whole, shipped = [f"{N_STEPS}=null"], config.dag.own_graph is None
     with_critic = [f"algorithm.adv_estimator={estimators_taking('values')[0]}"]
-    if config.dag.own_graph is None and config.dag.pipeline != WITH_CRITIC:
+    if shipped and pipeline != WITH_CRITIC:
         with_critic.insert(0, f"pipeline={WITH_CRITIC}")
     if n != 1:
         with_critic.append(f"{ROLLOUT}.n=1")
-    whole = [f"{N_STEPS}=null", f"{ROLLOUT}.n={max(n, 2)}"]
-    if config.dag.shipped_graph == WITH_CRITIC:
-        whole.insert(0, "pipeline=grpo")
+    if _has_greedy_baseline(config):
+        compared = "whole episodes with a greedy one"
+        if pipeline != WITH_BASELINES:
+            whole.insert(0, f"pipeline={WITH_BASELINES}")
+    else:
+        compared = "at least 2 rollouts of a start state"
+        whole.append(f"{ROLLOUT}.n={max(n, 2)}")
+        if shipped and pipeline in (WITH_CRITIC, WITH_BASELINES):
+            whole.insert(0, "pipeline=grpo")
     if batch % mini_batch:
         whole.append(f"{ACTOR_MINI_BATCH}={nearest_divisor(batch, mini_batch)}")
     return ConfigError(
         f"{place} continues one episode in each environment, but algorithm.adv_estimator="
-        f"{config.algorithm.adv_estimator} compares at least 2 rollouts of a start state, and the "
-        f"two exclude each other: use {' '.join(with_critic)}, or {' '.join(whole)} for whole "
-        "episodes."
+        f"{estimator} compares {compared}, and the two exclude each other: use "
+        f"{' '.join(with_critic)}, or {' '.join(whole)} for whole episodes."
     )
 
 

@@ -75,6 +75,7 @@ def test_expert_succeeds_and_success_ends_the_episode(env):
     assert 40 < step < 90
     assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
     assert info["oracle_distance"] < 0.5 * first["oracle_distance"]
+    assert env.spec.tasks_with_distance == env.spec.tasks
 
 
 def test_limit_truncates_without_success(short_env):

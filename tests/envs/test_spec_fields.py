@@ -49,6 +49,14 @@ def test_a_task_that_is_named_twice_is_refused_in_a_short_sentence(tasks: tuple[
     assert len(str(refusal.value)) < 200
 
 
+@pytest.mark.parametrize("tasks", ["walk", ["walk"], ("",), (1,)], ids=str)
+def test_tasks_with_a_distance_are_a_tuple_of_names_or_unknown(tasks: object) -> None:
+    assert dataclasses.replace(SPEC, tasks_with_distance=()).tasks_with_distance == ()
+    assert SPEC.tasks_with_distance is None
+    with pytest.raises(ValueError, match="must be a tuple of tasks' names, or None, got "):
+        dataclasses.replace(SPEC, tasks_with_distance=tasks)
+
+
 def test_a_thousand_agents_are_the_most() -> None:
     assert dataclasses.replace(SPEC, num_agents=1000).num_agents == 1000
     with pytest.raises(ValueError, match=r"num_agents must be a whole number from 1 to 1000, got "):

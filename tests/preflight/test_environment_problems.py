@@ -1,5 +1,7 @@
 """Jobs that do not fit their environment: keys of the other domain, missing images or success."""
 
+from dataclasses import replace
+
 import pytest
 
 from envs.base import EnvSpec
@@ -153,6 +155,17 @@ def test_settings_of_the_other_domain_are_refused(
             spec(success=False),
             ["pipeline=grpo"],
             "reward.name=success needs the environment's own success flag",
+        ),
+        (
+            replace(spec(tasks=["a", "b", "c"]), tasks_with_distance=("b",)),
+            ["reward=oracle"],
+            "the true distance to success, which env=metaworld does not report for a, c: leave them "
+            "out of env.tasks, or use reward=srpo.",
+        ),
+        (
+            replace(spec(success=False, tasks=["a"]), tasks_with_distance=()),
+            ["env=gymnasium", "env.id=Reacher-v5", "pipeline=ppo", "reward=oracle"],
+            "which env=gymnasium env.id=Reacher-v5 does not report: use reward=return.",
         ),
         (
             spec(success=False),

@@ -96,21 +96,27 @@ def test_a_pipeline_without_critic_has_no_value_behind_a_cut():
         ["pipeline=grpo", "actor_rollout_ref.rollout.n=2"],
         ["pipeline=dapo", "algorithm.adv_estimator=rloo"],
         ["pipeline=ppo", "algorithm.adv_estimator=rloo"],
+        ["pipeline=remax", "algorithm.adv_estimator=rloo"],
+        ["pipeline=remax"],
+        ["pipeline=ppo", "algorithm.adv_estimator=remax"],
+        ["pipeline=grpo", "algorithm.adv_estimator=remax", "actor_rollout_ref.rollout.n=4"],
     ],
 )
 @pytest.mark.parametrize("preset", ["mujoco_control", "classic_control"])
-def test_an_estimator_of_groups_and_a_cut_exclude_each_other_and_both_ways_out_hold(
+def test_an_estimator_of_whole_episodes_and_a_cut_exclude_each_other_and_both_ways_out_hold(
     preset: str, overrides: list[str]
 ) -> None:
     job = ("env=gymnasium", "env.id=CartPole-v1", f"trainer={preset}")
-    (problem,) = (one for one in problems(*overrides, job=job) if "rollout.n" in one)
+    (problem,) = problems(*overrides, job=job)
     found = re.search(r"the two exclude each other: use (.+), or (.+) for whole episodes", problem)
     assert found is not None
     assert "algorithm.adv_estimator=gae" in found[1]
     assert "actor_rollout_ref.rollout.n_steps=null" in found[2]
     for way_out in found.groups():
         changed = dict(setting.split("=", 1) for setting in (*overrides, *way_out.split()))
-        assert problems(*(f"{key}={value}" for key, value in changed.items()), job=job) == []
+        words = [f"{key}={value}" for key, value in changed.items()]
+        assert problems(*words, job=job) == []
+        load_graph(parse_config([*job, *words]))
 
 
 def test_a_baseline_of_whole_episodes_does_not_fit_a_cut():

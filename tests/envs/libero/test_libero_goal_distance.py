@@ -76,4 +76,5 @@ def test_distance_is_in_infos_only_if_all_tasks_of_the_environment_have_one(
 
     found = ["oracle_distance" in info for info in asyncio.run(infos())]
     asyncio.run(env.close())
+    assert env.spec.tasks_with_distance == (task,)
     assert found == [known, known]
