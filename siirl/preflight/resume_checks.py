@@ -1,7 +1,8 @@
 """Checks of the run that `trainer.resume` continues."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from siirl.dag_worker.manifest import EVALUATION_DUE, read_manifest, resolve_checkpoint
 from siirl.errors import ConfigError
@@ -12,9 +13,10 @@ from siirl.params.user_settings import value_at
 from siirl.preflight.needed_files import find_resume
 from siirl.preflight.plan import ResumePoint
 from siirl.reporting.config_difference import is_damaged, read_config
+from siirl.reporting.earlier_rows import CONNECTION, OPENENV
 from siirl.reporting.run_folder import CONFIG_FILE
 
-CONTINUED = ("env.id", "env.max_episode_steps", "data.train_batch_size")
+CONTINUED = ("env.id", "env.max_episode_steps", "env.kwargs", "data.train_batch_size")
 """Keys on which the running episodes of a run with `rollout.n_steps` depend."""
 
 
@@ -73,17 +75,45 @@ def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None
 def _require_its_episodes(config: SiiRLArguments, run: Path, *, place: str) -> None:
     """Refuse to continue the running episodes of `run` with settings that change them."""
     file = run / CONFIG_FILE
-    config_of_run = read_config(file)
+    its, own = _differing(read_config(file), config)
+    if its:
+        raise ConfigError(
+            f"{place}: that run has {' '.join(its)}, but this job has {' '.join(own)}, and its "
+            "running episodes are continued (actor_rollout_ref.rollout.n_steps). "
+            f"Repeat the words of its command, or add --config {file}."
+        )
+
+
+def _differing(run: object, config: SiiRLArguments) -> tuple[list[str], list[str]]:
+    """The words for `CONTINUED` keys of a run's configuration that differ from this job's, and this
+    job's words.
+    """
+    its_words, own_words = [], []
     for name in CONTINUED:
         group, key = name.split(".")
         own = getattr(getattr(config, group), key)
-        its = (value_at(config_of_run, group) or {}).get(key, own)
+        its = (value_at(run, group) or {}).get(key, own)
+        if key == "kwargs":
+            its, own = _differing_arguments(its or {}, own, env=config.env.name)
         if its != own:
-            raise ConfigError(
-                f"{place}: that run has {name}={as_text(its)}, but this job has {as_text(own)}, "
-                "and its running episodes are continued (actor_rollout_ref.rollout.n_steps). "
-                f"Repeat the words of its command, or add --config {file}."
-            )
+            its_words.append(f"{name}={as_text(its)}")
+            own_words.append(f"{name}={as_text(own)}")
+    return its_words, own_words
+
+
+def _differing_arguments(
+    its: Mapping[str, Any], own: Mapping[str, Any], *, env: str
+) -> list[dict[str, Any]]:
+    """The entries of both that differ; without those of the connection to an OpenEnv server."""
+    passed = CONNECTION if env == OPENENV else ()
+    return [
+        {
+            key: value
+            for key, value in one.items()
+            if key not in passed and (key not in other or other[key] != value)
+        }
+        for one, other in ((its, own), (own, its))
+    ]
 
 
 def resumed_policy(resume: str | None, *, first: bool, group: int) -> Path | None:

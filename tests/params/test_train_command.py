@@ -242,6 +242,7 @@ def test_a_run_of_another_model_is_refused_with_its_own_configuration(
         ("env.max_episode_steps=null", "env.max_episode_steps=40"),
         ("data.train_batch_size=4", "data.train_batch_size=8"),
         ("env.id=Acrobot-v1", "env.id=CartPole-v1"),
+        ("env.kwargs={sutton_barto_reward: true}", "env.kwargs={}"),
     ],
 )
 def test_a_run_of_segments_is_not_continued_where_its_episodes_would_differ(
@@ -253,8 +254,23 @@ def test_a_run_of_segments_is_not_continued_where_its_episodes_would_differ(
     segments = ("pipeline=ppo", "trainer=classic_control", "cluster=local")
     assert main(["--plan", *GYM[1:], *segments, f"trainer.resume={three_steps}", own]) == REFUSED
     assert (
-        f"trainer.resume={three_steps}: that run has {its}, but this job has "
-        f"{own.partition('=')[2]}, and its running episodes are continued"
+        f"trainer.resume={three_steps}: that run has {its}, but this job has {own}, and its "
+        "running episodes are continued" in capsys.readouterr().err
+    )
+
+
+def test_all_changes_of_running_episodes_are_named_and_equal_arguments_are_not(
+    three_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (three_steps / "config.yaml").write_text(
+        "env: {max_episode_steps: 90, kwargs: {g: 9.8, render_mode: rgb_array}}"
+    )
+    job = ("env=gymnasium", "env.id=Pendulum-v1", "pipeline=ppo", "trainer=classic_control")
+    own = ("env.max_episode_steps=80", "env.kwargs={g: 5.0, render_mode: rgb_array}")
+    assert main(["--plan", *job, "cluster=local", f"trainer.resume={three_steps}", *own]) == REFUSED
+    assert (
+        "that run has env.max_episode_steps=90 env.kwargs={g: 9.8}, but this job has "
+        "env.max_episode_steps=80 env.kwargs={g: 5.0}, and its running episodes"
         in capsys.readouterr().err
     )
 
