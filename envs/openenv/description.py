@@ -37,6 +37,9 @@ class Description:
 
     action_schema: dict[str, Any] | None
     """JSON schema of an action; None if the server publishes none."""
+    observation_fields: tuple[str, ...]
+    """Fields of an observation; empty if the server publishes no schema, or one that permits
+    others."""
     spec: EnvSpec | None
     """The spec of a siirl environment; None for others."""
     name: str = UNNAMED
@@ -55,9 +58,12 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
     fetch = functools.partial(_fetch, url, token=token, deadline_s=deadline_s)
     document = fetch(SCHEMA)
     if document is None:
-        return Description(action_schema=None, spec=None, name=_name_in(fetch(METADATA)))
+        return Description(
+            action_schema=None, observation_fields=(), spec=None, name=_name_in(fetch(METADATA))
+        )
     try:
-        action = json.loads(document)["action"]
+        schemas = json.loads(document)
+        action = schemas["action"]
         properties = action.get("properties", {})
         if not isinstance(properties, dict):
             raise TypeError(f"properties are {shortened(properties)}")
@@ -66,15 +72,31 @@ def describe(url: str, *, token: str | None, deadline_s: float) -> Description:
             f"{url} is not an OpenEnv server: {url}{SCHEMA} has no schema of actions "
             f"({shortened(document[:80])})."
         ) from error
+    fields = _fields_in(schemas.get("observation"))
     if SPEC not in action:
-        return Description(action_schema=action, spec=None, name=_name_in(fetch(METADATA)))
+        return Description(
+            action_schema=action,
+            observation_fields=fields,
+            spec=None,
+            name=_name_in(fetch(METADATA)),
+        )
     try:
-        return Description(action_schema=action, spec=spec_from_json(action[SPEC]))
+        return Description(
+            action_schema=action, observation_fields=fields, spec=spec_from_json(action[SPEC])
+        )
     except ValueError as error:
         raise ServerAway(
             f"The server at {url} runs another version of siirl: {error}. Use the same version on "
             "both sides."
         ) from error
+
+
+def _fields_in(observation: Any) -> tuple[str, ...]:
+    """The properties of a schema that permits no others, as openenv-core's do."""
+    match observation:
+        case {"properties": dict(properties), "additionalProperties": False}:
+            return tuple(properties)
+    return ()
 
 
 def _name_in(metadata: bytes | None) -> str:

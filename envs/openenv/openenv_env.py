@@ -257,6 +257,7 @@ def _make_play(
         raise ValueError(f"The environment at {url} has no named tasks: leave tasks out.")
     form = TextForm.of(
         server.action_schema,
+        observation_fields=server.observation_fields,
         url=url,
         action_field=text.action_field,
         observation_field=text.observation_field,

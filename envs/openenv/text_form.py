@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from envs.names import listed, nearest
 from envs.surrogates import without_surrogates
 from envs.text import Message, message, shortened
 from envs.tools.calls import ToolCall, ToolDescription, announcement
@@ -45,6 +46,7 @@ class TextForm:
         cls,
         schema: Mapping[str, Any] | None,
         *,
+        observation_fields: Sequence[str] = (),
         url: str,
         action_field: str | None,
         observation_field: str | None,
@@ -52,6 +54,9 @@ class TextForm:
         max_observation_characters: int,
     ) -> "TextForm":
         """Choose the form from the server's action schema.
+
+        `observation_fields` are those of its observations, empty if unknown. They are not compared
+        where tools are the only actions, since the schema is then that of a tool's result.
 
         Raises:
             ValueError: A field that is not among those of the schema, or neither schema nor field.
@@ -69,6 +74,13 @@ class TextForm:
                 f"known: {', '.join(properties) or 'none'}."
             )
         tools_only = action_field is None and (TOOL_NAME in properties or not properties)
+        shown = [name for name in observation_fields if name not in HIDDEN]
+        if shown and not tools_only and observation_field not in (None, *shown):
+            raise ValueError(
+                f"env.kwargs.observation_field={observation_field} is not a field of an "
+                f"observation.{nearest(observation_field, shown)} Known: "
+                f"{listed(observation_field, shown)}."
+            )
         chosen = action_field
         if chosen is None and not tools_only:
             chosen = _text_field(properties, required=(schema or {}).get("required", ()))

@@ -51,13 +51,19 @@ class ScriptedServer:
         answer: Callable[[dict[str, Any]], Any],
         *,
         action_schema: dict[str, Any] | None = None,
+        observation_schema: Any = None,
         schema_status: HTTPStatus = HTTPStatus.OK,
         metadata: Any = None,
         metadata_status: HTTPStatus = HTTPStatus.OK,
     ) -> None:
         """`metadata`: the document at /metadata; None: the server has none."""
         self._answer = answer
-        self._document = json.dumps({"action": SAY if action_schema is None else action_schema})
+        self._document = json.dumps(
+            {
+                "action": SAY if action_schema is None else action_schema,
+                "observation": observation_schema,
+            }
+        )
         self._schema_status = schema_status
         self._metadata, self._metadata_status = metadata, metadata_status
         self._loop = asyncio.new_event_loop()

@@ -239,6 +239,39 @@ def test_a_schema_without_fields_needs_tools_or_the_name_of_a_field(schema: Mess
         assert asyncio.run(first_step(server, "word1", action_field="message"))[1] == 1.0
 
 
+FIELDS = {"properties": {"done": {}, "heard": {}, "length": {}}}
+
+
+def test_a_field_that_observations_lack_is_refused_by_the_constructor_with_the_nearest() -> None:
+    closed = {**FIELDS, "additionalProperties": False}
+    with (
+        ScriptedServer(Echo(), observation_schema=closed) as server,
+        pytest.raises(
+            ValueError,
+            match=r"observation_field=herd is not .* Did you mean 'heard'\? Known: heard, length\.",
+        ),
+    ):
+        OpenEnvEnv(url=server.url, observation_field="herd")
+
+
+@pytest.mark.parametrize("schema", [None, 5, FIELDS, {"additionalProperties": False}])
+def test_without_a_closed_schema_of_observations_the_first_one_shows_their_fields(
+    schema: Any,
+) -> None:
+    with (
+        ScriptedServer(Echo(), observation_schema=schema) as server,
+        pytest.raises(ValueError, match=r"has no field 'herd' .*; it has: heard"),
+    ):
+        asyncio.run(first_step(server, observation_field="herd"))
+
+
+def test_the_schema_of_a_tools_result_is_not_that_of_the_first_observation() -> None:
+    result = {"properties": {"tool_name": {}}, "additionalProperties": False}
+    call = {"properties": {"tool_name": {}}}
+    with ScriptedServer(Echo(), action_schema=call, observation_schema=result) as server:
+        OpenEnvEnv(url=server.url, observation_field="heard")
+
+
 @pytest.mark.parametrize("tools", [None, 5, {"add": {}}])
 def test_a_list_of_tools_that_is_none_fails_the_episode(tools: Any) -> None:
     def answer(message: Message) -> Any:
