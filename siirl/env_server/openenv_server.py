@@ -21,7 +21,7 @@ import base64
 import binascii
 import hmac
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any
@@ -48,7 +48,8 @@ from siirl.errors import SiirlError, SimulationFailed
 Message = dict[str, Any]
 
 MAX_CHUNK = 1024  # actions of one step
-METADATA = "metadata"  # openenv-core's actions may carry it, and take no other further field
+METADATA = "metadata"  # an object; openenv-core's actions may carry it, and no other further field
+WITHOUT_DATA = ("state", "close")
 # A trainer may compute for minutes in the thread that answers pings.
 PING_EVERY_S, PING_TIMEOUT_S = 20.0, 600.0
 # A client that is refused gets the reason as the answer to its first message.
@@ -226,18 +227,23 @@ class _Episode:
         raise Mistake("UNKNOWN_TYPE", f"unknown message type {shortened(kind)}")
 
     async def _reset(self, data: Message) -> Message:
+        # null is a missing field: openenv-core's ResetRequest allows it for seed and episode_id
         options = {name: value for name, value in data.items() if value is not None}
         episode_id = options.pop("episode_id", None)
         seed = options.pop("seed", None)
         if seed is not None and (type(seed) is not int or seed < 0):
             raise Mistake("VALIDATION_ERROR", f"seed must be 0 or more, got {shortened(seed)}")
+        if episode_id is not None and not isinstance(episode_id, str):
+            raise Mistake(
+                "VALIDATION_ERROR", f"episode_id must be text, got {shortened(episode_id)}"
+            )
         for name in KEPT_HERE:
             if name in options:
                 raise Mistake("VALIDATION_ERROR", f"siirl serve takes no option {name!r}")
         seed = self._draw_seed() if seed is None else seed
         observation, info = await self._slot.reset(seed=seed, options=options)
         self._state = {
-            "episode_id": None if episode_id is None else str(episode_id),
+            "episode_id": episode_id,
             "step_count": 0,
             "seed": seed,
             "task": info.get("task"),
@@ -291,6 +297,7 @@ def _schema(spec: EnvSpec) -> Message:
 def _actions(data: Message, *, space: spaces.Space[Any]) -> list[Any]:
     """The actions of a step, checked before any is executed."""
     single = "text" if isinstance(space, spaces.Text) else "action"
+    # null is a missing one: a typed client of openenv-core sends all optional fields of its action
     given = {name: data[name] for name in (single, ACTIONS) if data.get(name) is not None}
     actions = given.get(ACTIONS, [given.get(single)])
     if len(given) != 1 or not (isinstance(actions, list) and 0 < len(actions) <= MAX_CHUNK):
@@ -299,14 +306,12 @@ def _actions(data: Message, *, space: spaces.Space[Any]) -> list[Any]:
             f"a step takes {single!r}, or {ACTIONS!r} with 1 to {MAX_CHUNK} of them, and not both, "
             f"got {shortened(data)}",
         )
-    fields = (single, ACTIONS, METADATA)
-    for name, value in data.items():
-        if value is not None and name not in fields:
-            raise Mistake(
-                "VALIDATION_ERROR",
-                f"Unknown field {shortened(name)} of a step.{nearest(name, fields)} Known: "
-                f"{listed(name, fields)}.",
-            )
+    _refuse_unknown(data, known=(single, ACTIONS, METADATA), place="a step")
+    if not isinstance(data.get(METADATA, {}), dict):  # not even null, as in openenv-core
+        raise Mistake(
+            "VALIDATION_ERROR",
+            f"{METADATA} of a step must be an object, got {shortened(data[METADATA])}",
+        )
     return [
         checked_action(from_json(action, space, where=f"action {number}"), space=space)
         for number, action in enumerate(actions)
@@ -333,11 +338,25 @@ def _read(text: str | bytes) -> tuple[str, Message]:
         message = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Mistake("INVALID_JSON", f"invalid JSON: {error}") from error
-    kind = message.get("type") if isinstance(message, dict) else None
-    data = message.get("data", {}) if isinstance(message, dict) else None
-    if not isinstance(kind, str) or not isinstance(data, dict):
-        raise Mistake("VALIDATION_ERROR", "a message is {type, data}")
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise Mistake("VALIDATION_ERROR", "a message is {type, data}, and type is text")
+    kind, data = message["type"], message.get("data", {})
+    _refuse_unknown(message, known=("type", "data"), place="a message")
+    if not isinstance(data, dict):
+        raise Mistake("VALIDATION_ERROR", f"data must be an object, got {shortened(data)}")
+    if data and kind in WITHOUT_DATA:
+        raise Mistake("VALIDATION_ERROR", f"{kind} takes no data, got {shortened(data)}")
     return kind, data
+
+
+def _refuse_unknown(fields: Message, *, known: Sequence[str], place: str) -> None:
+    for name in fields:
+        if name not in known:
+            raise Mistake(
+                "VALIDATION_ERROR",
+                f"Unknown field {shortened(name)} of {place}.{nearest(name, known)} Known: "
+                f"{listed(name, known)}.",
+            )
 
 
 def _without_tools(data: Message) -> Message:

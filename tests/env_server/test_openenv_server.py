@@ -219,6 +219,14 @@ def step(**data: Any) -> dict[str, Any]:
         ("{", "INVALID_JSON", "invalid JSON"),
         ("[" * 100_000, "INVALID_JSON", "invalid JSON"),
         ([1], "VALIDATION_ERROR", "a message is {type, data}"),
+        ({"type": "step", "data": "5"}, "VALIDATION_ERROR", "data must be an object, got '5'"),
+        ({"type": "reset", "data": None}, "VALIDATION_ERROR", "data must be an object, got None"),
+        ({"type": "state", "data": {"a": 1}}, "VALIDATION_ERROR", "state takes no data, got {"),
+        (
+            {**step(text="5"), "sed": None},
+            "VALIDATION_ERROR",
+            "Unknown field 'sed' of a message. Known: type, data.",
+        ),
         ({"type": "dance"}, "UNKNOWN_TYPE", "unknown message type 'dance'"),
         (step(text=5), "VALIDATION_ERROR", "action 0 is 5 instead of text"),
         (step(word="5"), "VALIDATION_ERROR", "a step takes 'text', or 'actions'"),
@@ -231,6 +239,19 @@ def step(**data: Any) -> dict[str, Any]:
             "VALIDATION_ERROR",
             "Unknown field 'foo' of a step. Known: text, actions, metadata.",
         ),
+        (
+            step(text="5", acions=None),
+            "VALIDATION_ERROR",
+            "Unknown field 'acions' of a step. Did you mean 'actions'?",
+        ),
+        (
+            step(text="5", metadata="note"),
+            "VALIDATION_ERROR",
+            "metadata of a step must be an object, got 'note'",
+        ),
+        (step(text="5", metadata=None), "VALIDATION_ERROR", "must be an object, got None"),
+        (reset(metadata="note"), "VALIDATION_ERROR", "Unknown reset option 'metadata'."),
+        (reset(episode_id=7), "VALIDATION_ERROR", "episode_id must be text, got 7"),
         (step(text=None), "VALIDATION_ERROR", "a step takes 'text', or 'actions'"),
         (reset(seed=-1), "VALIDATION_ERROR", "seed must be 0 or more"),
         (reset(task="sums-9"), "VALIDATION_ERROR", "Did you mean 'sums-1'?"),
@@ -252,9 +273,17 @@ def test_an_invalid_message_is_answered_with_an_error_and_the_session_continues(
     assert state["data"]["seed"] == 1
 
 
-def test_a_field_that_is_null_is_a_missing_one(adder: ServerThread) -> None:
-    graded = conversation(adder, reset(seed=1), step(text="x", actions=None))[1]
-    assert graded["data"]["done"] is True
+def test_an_optional_field_that_is_null_is_a_missing_one_as_in_openenv_core(
+    adder: ServerThread,
+) -> None:
+    opening, graded, state = conversation(
+        adder,
+        reset(seed=None, episode_id=None, task=None),
+        step(text="x", actions=None, metadata={}),
+        {"type": "state"},
+    )
+    assert opening["type"] == "observation" and graded["data"]["done"] is True
+    assert state["data"]["episode_id"] is None and state["data"]["task"] == "sums-1"
 
 
 def test_metadata_is_a_field_that_every_action_of_openenv_core_may_have(
