@@ -198,12 +198,15 @@ class Slot:
         return result
 
     async def _catch_up(self, episode: EpisodeRecord) -> int:
-        """Replay the episode if the server is new to it; returns the server's generation."""
+        """Replay the episode if the server is new to it; returns the server's generation.
+
+        An episode whose reset failed has nothing to replay, but counts as one simulated again.
+        """
         generation = await self.supervisor.start()
-        if not episode.calls or episode.generation == generation:
+        if episode.generation in (None, generation):
             episode.generation = generation
             return generation
-        if not self._spec.replayable:
+        if episode.calls and not self._spec.replayable:
             self._give_up(episode, f"{UNREPLAYABLE}. Last: {self.supervisor.last_fault}")
         self._tally.replays += 1
         for number, call in enumerate(episode.calls):

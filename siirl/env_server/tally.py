@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 class Tally:
     """Counts since the last `take`.
 
-    `failures` are episodes that could not be simulated; `replays` are episodes simulated again.
+    `failures` are episodes that could not be simulated; `replays` are episodes simulated again,
+    from their reset or up to the call that failed.
     """
 
     def __init__(self) -> None:

@@ -232,7 +232,7 @@ METRICS: dict[str, Metric] = {
     "env/steps_per_s": Metric(_RATE, "environment steps per second"),
     "env/busy_share": Metric(_RANK_MEAN, "share of the rollout during which a simulator was busy"),
     "env/failures": Metric(_SUM, "episodes that could not be simulated"),
-    "env/replays": Metric(_SUM, "episodes replayed after a fault"),
+    "env/replays": Metric(_SUM, "episodes replayed, or started again, after a fault"),
     "env/failed_episodes": Metric(
         _SUM, "episodes that could not be simulated; counted nowhere else"
     ),

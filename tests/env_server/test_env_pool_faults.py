@@ -149,8 +149,10 @@ def test_an_episode_that_ends_itself_takes_no_other_with_it_though_none_can_be_r
 
 
 @pytest.mark.parametrize("replayable", [True, False])
-def test_an_episode_that_failed_at_its_reset_is_started_anew(replayable, tmp_path, caplog):
-    """Nothing has happened in it, so there is nothing to replay."""
+def test_an_episode_that_failed_at_its_reset_is_started_anew_and_counted(
+    replayable, tmp_path, caplog
+):
+    """Nothing has happened in it, so it may start again even if it cannot be replayed."""
 
     async def episode(times):
         kwargs = {
@@ -162,10 +164,10 @@ def test_an_episode_that_failed_at_its_reset_is_started_anew(replayable, tmp_pat
         async with local_pool("probe_envs:FaultyStartEnv", kwargs, num_servers=1) as pool:
             return (await run_episodes(pool, [1]))[0], pool.stats()
 
-    calm, _ = asyncio.run(episode(0))
+    calm, without = asyncio.run(episode(0))
     said, stats = asyncio.run(episode(2))
     assert said == calm
-    assert (stats["env/replays"], stats["env/failures"]) == (0, 0)
+    assert (without["env/replays"], stats["env/replays"], stats["env/failures"]) == (0, 2, 0)
     (first, second) = [record.message for record in caplog.records if record.name.endswith("slot")]
     assert first == "Episode with seed 1 is started again (failure 1, 2 allowed)."
     assert second == "Episode with seed 1 is started again (failure 2, 2 allowed)."
