@@ -56,7 +56,8 @@ def resolve_checkpoint(path: Path) -> Path:
         raise CheckpointError(
             f"{path} is not a checkpoint. Expected: the folder of a run (outputs/<name>/<time>) "
             "with a saved checkpoint, or a folder in its "
-            f"checkpoints/ that contains {MANIFEST}. Found: {found or 'an empty folder'}."
+            f"checkpoints/ that contains {MANIFEST}. Found: {found or 'an empty folder'}. siirl "
+            "train writes checkpoints, every trainer.save_freq steps and when it is stopped."
         )
     return path
 

@@ -34,9 +34,14 @@ def locate(checkpoint: Path) -> LocatedPolicy:
     Raises:
         CheckpointError: The path is not a policy folder, checkpoint or run folder, or is damaged.
     """
-    if (checkpoint / "config.json").is_file() or any(checkpoint.glob("*.safetensors")):
+    if any(checkpoint.glob("*.safetensors")):
         run, group = run_of_weights(checkpoint)
         return LocatedPolicy(checkpoint, None if group is None else run / CONFIG_FILE, group)
+    if (checkpoint / "config.json").is_file():
+        raise CheckpointError(
+            f"{checkpoint} has config.json, but no weights (*.safetensors): copy the policy folder "
+            "again, or give a checkpoint or run folder, which siirl train writes."
+        )
     if not checkpoint.is_dir():
         found = "this is a file" if checkpoint.exists() else "the folder does not exist"
         raise CheckpointError(

@@ -16,7 +16,7 @@ def run(tmp_path: Path) -> Path:
     """A run whose agent 1 has weights, and an empty folder of recordings."""
     for folder in ("checkpoints/step_00000002/actor_1", "agent_1/rollouts"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "checkpoints/step_00000002/actor_1/config.json").write_text("{}")
+    (tmp_path / "checkpoints/step_00000002/actor_1/model.safetensors").touch()
     (tmp_path / CONFIG_FILE).write_text("")
     return tmp_path
 
