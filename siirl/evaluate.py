@@ -18,11 +18,11 @@ from collections.abc import Sequence
 
 from siirl import interrupts
 from siirl.errors import UnknownNameError
-from siirl.files.paths import named_policy, usable_path
+from siirl.files.paths import usable_path
 from siirl.interrupts import leave
 from siirl.params.command_help import help_of_words
 from siirl.params.command_line import note_repeated
-from siirl.params.command_words import Word, split_words
+from siirl.params.command_words import Word, named_policy, split_words
 from siirl.terminal import warning_lines
 from siirl.terminal.exit_status import exit_status
 
@@ -56,7 +56,7 @@ def _evaluate(words: list[str]) -> None:
     checkpoint, actions, resume = (own[name] for name in WORDS)
     if actions not in ACTIONS:
         raise UnknownNameError.of(kind="value of actions=", name=actions, known=ACTIONS)
-    policy = named_policy(checkpoint)
+    policy = named_policy(checkpoint, words=words)
     before = usable_path(resume, key="resume") if resume else None
     # slow: imports torch; Ctrl-C works meanwhile
     from siirl.jobs.evaluation import evaluate

@@ -17,11 +17,10 @@ import sys
 from collections.abc import Sequence
 
 from siirl import interrupts
-from siirl.files.paths import named_policy
 from siirl.interrupts import leave
 from siirl.params.command_help import help_of_words
 from siirl.params.command_line import note_repeated
-from siirl.params.command_words import Word, split_words, whole_number
+from siirl.params.command_words import Word, named_policy, split_words, whole_number
 from siirl.terminal import warning_lines
 from siirl.terminal.exit_status import exit_status
 
@@ -46,7 +45,7 @@ def _check(words: list[str]) -> None:
     note_repeated(words)
     own, words = split_words(words, WORDS)
     steps = whole_number("steps", own["steps"], least=1, most=MOST_STEPS)
-    policy = named_policy(own["checkpoint"])
+    policy = named_policy(own["checkpoint"], words=words)
     from siirl.jobs.reward_ranking import check_reward  # slow: imports torch
 
     check_reward(policy, words, steps=steps)

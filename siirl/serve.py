@@ -28,7 +28,7 @@ from siirl.files.paths import usable_path
 from siirl.interrupts import STOP, leave
 from siirl.params.command_help import help_of_words
 from siirl.params.command_line import note_repeated
-from siirl.params.command_words import Word, split_words, whole_number
+from siirl.params.command_words import Word, refuse_missing, split_words, whole_number
 from siirl.terminal import warning_lines
 from siirl.terminal.exit_status import exit_status
 from siirl.terminal.printable import printable
@@ -109,7 +109,9 @@ def _serve(words: list[str]) -> int:
     note_repeated(words)
     own, words = split_words(words, WORDS)
     if not any(word.startswith(("env=", "env.name=")) for word in words):
-        raise ConfigError("No environment given. Set env=NAME: siirl serve env=math port=8000.")
+        refuse_missing(
+            "No environment given. Set env=NAME: siirl serve env=math port=8000.", words=words
+        )
     serve(ServerSettings.of(own), words)
     return 0 if STOP.number is None else 128 + STOP.number
 

@@ -203,6 +203,8 @@ def run_of(policy: Path, own: Mapping[str, Any], tmp_path: Path) -> Path:
     ("words", "expected"),
     [
         ((), "No policy given. Set checkpoint=FOLDER"),
+        (("env=math",), "No policy given. Set checkpoint=FOLDER"),
+        (("episodes=3",), "Unknown key 'episodes' (command line). Did you mean 'trainer.val_epi"),
         (("checkpoint=assets/tiny_vla", "--plan"), "Unknown flag '--plan'. Known: --help."),
         (("checkpoint=/dev/null",), "siirl: /dev/null: this is a file. Give a policy folder"),
         (
@@ -270,3 +272,20 @@ def test_a_job_that_cannot_be_evaluated_is_refused(
     assert expected in captured.err
     assert captured.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ((), "Found: an empty folder. siirl train writes checkpoints, every trainer.save_freq"),
+        (("config.json",), "has config.json, but no weights (*.safetensors): copy the policy"),
+    ],
+)
+def test_a_folder_without_weights_is_refused_with_the_command_that_writes_them(
+    files: tuple[str, ...], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in files:
+        (tmp_path / file).write_text("{}")
+    assert main([f"checkpoint={tmp_path}"]) == REFUSED
+    said = capsys.readouterr().err
+    assert expected in said and "model.path" not in said

@@ -32,6 +32,7 @@ from tests.envs.openenv.scripted_server import ScriptedServer
     ("words", "sentence"),
     [
         (["port=8000"], "No environment given. Set env=NAME"),
+        (["envs=math"], "Unknown key 'envs' (command line). Did you mean 'env'?"),
         (["env=math", "port=80x"], "port=80x must be a whole number from 0 to 65535."),
         (["env=math", "sessions=0"], "sessions=0 must be a whole number from 1 to 1024."),
         (["env=math", "host="], "host= names no address"),

@@ -95,21 +95,6 @@ def find(path: str, *, key: str = "path") -> Path:
     return given
 
 
-def named_policy(path: str) -> Path:
-    """The policy that a command's `checkpoint=` names.
-
-    Raises:
-        ConfigError: An empty path; and as `find`.
-        MissingAssetError: As `find`.
-    """
-    if not path:
-        raise ConfigError(
-            "No policy given. Set checkpoint=FOLDER: a policy folder, a checkpoint, or a run "
-            "folder."
-        )
-    return find_model(path, key="checkpoint")
-
-
 def find_model(path: str, *, key: str) -> Path:
     """As `find`; an id `owner/name` without such a folder names a repository on the Hub."""
     if not path:

@@ -1,10 +1,12 @@
 """Separates a command's own `key=value` words from those of the configuration."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 from envs.names import listed, nearest
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.files.paths import find_model
 
 LONGEST_NUMBER = 20  # characters; Python reads no number of more than 4300 digits
 
@@ -57,6 +59,39 @@ def _refuse_misspelt(name: str, known: Mapping[str, Word]) -> None:
             f"Unknown word {name!r}.{suggestion} Words of this command: {listed(name, known)}. "
             "Type --help for their meaning."
         )
+
+
+def refuse_missing(sentence: str, *, words: Sequence[str]) -> NoReturn:
+    """Refuse a line without a word that the command needs.
+
+    Args:
+        sentence: What is missing, and the remedy.
+        words: The other words of the line. A misspelt one is reported instead of `sentence`,
+            because it may be the missing word.
+
+    Raises:
+        ConfigError: Always.
+    """
+    from siirl.params.parser import parse  # slow, for a mistake alone
+
+    parse(words)
+    raise ConfigError(sentence)
+
+
+def named_policy(path: str, *, words: Sequence[str]) -> Path:
+    """The policy that a command's `checkpoint=` names; `words` are the other words of the line.
+
+    Raises:
+        ConfigError: An empty path; and as `siirl.files.paths.find`.
+        MissingAssetError: As `siirl.files.paths.find`.
+    """
+    if not path:
+        refuse_missing(
+            "No policy given. Set checkpoint=FOLDER: a policy folder, a checkpoint, or a run "
+            "folder.",
+            words=words,
+        )
+    return find_model(path, key="checkpoint")
 
 
 def whole_number(name: str, text: str, *, least: int, most: int) -> int:

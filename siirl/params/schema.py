@@ -107,7 +107,8 @@ def find_key(place: str, known: Mapping[str, Key]) -> Key | None:
 def unknown_key(
     place: str, known: Mapping[str, Key], *, source: str, groups: tuple[str, ...] = ()
 ) -> UnknownNameError:
-    """Error for an unknown key: lists its known neighbours, or keys of the same name elsewhere.
+    """Error for an unknown key: lists its known neighbours, or keys of the same or a similar name
+    elsewhere.
 
     Args:
         place: The unknown key.
@@ -126,7 +127,9 @@ def unknown_key(
             break
     tried, level = parts[length], sorted({*level, *(groups if length == 0 else ())})
     nearest = [prefix + name for name in difflib.get_close_matches(tried, level, n=1)]
-    elsewhere = [name for name in known if name.split(".")[-1] == parts[-1]]
+    leaves = [name.split(".")[-1] for name in known]
+    alike = difflib.get_close_matches(parts[-1], leaves, n=1)
+    elsewhere = [name for name, leaf in zip(known, leaves, strict=True) if leaf in alike]
     # `data.lr` is a misplaced `...optim.lr`; `trainer.total_step` a misspelt neighbour.
     proposals = nearest if nearest and length == len(parts) - 1 else (elsewhere or nearest)
     hint = (

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.files.hub_place import DATASET, HubPlace, hub_place, is_hub_id
-from siirl.files.paths import named_policy
+from siirl.files.paths import find_model
 from tests.local_hub import LocalHub, local_hub
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -224,9 +224,9 @@ def test_a_plain_id_of_a_model_is_looked_up_and_a_missing_one_names_the_key(
         MissingAssetError,
         match=r"^checkpoint=some/policy: there is no folder some/policy here; as an id on the Hub: HF_",
     ):
-        named_policy("some/policy")
+        find_model("some/policy", key="checkpoint")
     (tmp_path / "some/policy").mkdir(parents=True)
-    assert named_policy("some/policy") == Path("some/policy")
+    assert find_model("some/policy", key="checkpoint") == Path("some/policy")
 
 
 @pytest.mark.parametrize(
