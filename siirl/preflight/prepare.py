@@ -44,6 +44,7 @@ from siirl.preflight.plan import Machine, Plan, ResumePoint
 from siirl.preflight.resume_checks import (
     changed_options,
     check_resume,
+    check_stream,
     resumed_policy,
     unread_config,
 )
@@ -83,6 +84,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
     for group in graph.agent_groups():
         own = config_of_group(config, group)
         own_spec = spec if own is config else describe_env(own)
+        check_stream(own, own_spec, resume=config.trainer.resume, group=group)
         check_models(
             own,
             own_spec,

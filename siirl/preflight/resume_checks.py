@@ -4,7 +4,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from siirl.dag_worker.manifest import EVALUATION_DUE, read_manifest, resolve_checkpoint
+from envs.base import EnvSpec
+from siirl.dag_worker.agent_groups import AGENTS
+from siirl.dag_worker.components import make_task_loader
+from siirl.dag_worker.manifest import EVALUATION_DUE, STATE_FILE, read_manifest, resolve_checkpoint
+from siirl.dag_worker.plain_state import read_state
+from siirl.engine.training.collectives import OneProcess
 from siirl.errors import ConfigError
 from siirl.params import SiiRLArguments
 from siirl.params.build import as_text
@@ -114,6 +119,24 @@ def _differing_arguments(
         }
         for one, other in ((its, own), (own, its))
     ]
+
+
+def check_stream(config: SiiRLArguments, spec: EnvSpec, *, resume: str | None, group: int) -> None:
+    """Check that an agent group's stream of tasks continues that of the checkpoint `resume`.
+
+    For env=openenv, only the server knows the task, which is the name of its environment. Left out:
+    prompts of files, which the run indexes.
+
+    Raises:
+        CheckpointError: Other tasks, weights or sampling, or another seed.
+    """
+    if resume is None or config.data.train_files:
+        return
+    state = read_state(resolve_checkpoint(Path(resume)) / STATE_FILE)
+    saved = state.get(AGENTS, {}).get(group, state).get("loader", {})
+    if "tasks" in saved:
+        loader = make_task_loader(config.data, tasks=spec.tasks, ranks=OneProcess())
+        loader.load_state_dict(saved)
 
 
 def resumed_policy(resume: str | None, *, first: bool, group: int) -> Path | None:

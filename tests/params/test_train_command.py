@@ -8,16 +8,21 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from envs.registry import env_spec
 from siirl.dag_worker.manifest import FORMAT, fingerprint
+from siirl.dag_worker.plain_state import write_state
+from siirl.data_coordinator.task_stream import TaskLoader
 from siirl.models.adapters import Adaptable
 from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params.model_args import LoraArguments
 from siirl.terminal.exit_status import REFUSED
 from siirl.train import main
+from tests.envs.openenv.echo_server import Echo
+from tests.envs.openenv.scripted_server import ScriptedServer
 
 EXAMPLES = str(Path(__file__).parents[2] / "docs" / "examples")
 NO_TORCH = """
@@ -194,20 +199,41 @@ def test_a_folder_that_is_not_a_checkpoint_is_refused(
     assert f"{tmp_path} is not a checkpoint" in capsys.readouterr().err
 
 
-@pytest.fixture
-def three_steps(tmp_path: Path) -> Path:
-    """A run with a checkpoint after three steps, whose files are empty."""
-    folder = tmp_path / "run"
+def run_of_three_steps(folder: Path, state: dict[str, Any]) -> Path:
+    """A run with a checkpoint after three steps, which has this state and an empty file of
+    weights.
+    """
     checkpoint = folder / "checkpoints" / "step_00000003"
     (checkpoint / "actor").mkdir(parents=True)
     (folder / "checkpoints" / "latest").write_text("step_00000003\n")
     names = ("state.pt", "actor/model.safetensors")
-    for name in names:
-        (checkpoint / name).touch()
+    write_state(checkpoint / "state.pt", state)
+    (checkpoint / "actor/model.safetensors").touch()
     files = {name: fingerprint(checkpoint / name) for name in names}
     manifest = {"format": FORMAT, "step": 3, "engines": ["actor"], "files": files}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     return folder
+
+
+@pytest.fixture
+def three_steps(tmp_path: Path) -> Path:
+    return run_of_three_steps(tmp_path / "run", {})
+
+
+@pytest.mark.parametrize(("name", "status"), [("Echo", 0), ("Chess", REFUSED)])
+def test_a_resumed_run_whose_server_has_another_environment_is_refused_and_not_started(
+    name: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = TaskLoader(tasks=["Echo"], prompts_per_step=4, seed=1)
+    run = run_of_three_steps(tmp_path / "run", {"loader": stream.state_dict()})
+    with ScriptedServer(Echo(), metadata={"name": name}) as server:
+        words = ["pipeline=grpo", "env=openenv", f"env.url={server.url}", "data.seed=1"]
+        resumed = [f"trainer.resume={run}", "trainer.total_steps=4"]
+        assert main(["--plan", *words, *resumed]) == status
+    said = capsys.readouterr().err
+    assert ("has tasks=['Echo'], but this run has ['Chess']. Resume with the same" in said) == (
+        status == REFUSED
+    )
 
 
 def test_a_run_with_no_step_left_is_refused_and_not_started(
