@@ -9,8 +9,10 @@ def checked_deadline(name: str, seconds: float) -> float:
     """Return `seconds` if it is a usable deadline.
 
     Raises:
-        ValueError: Below a millisecond, or not finite.
+        ValueError: No number, below a millisecond, or not finite.
     """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise ValueError(f"{name} must be a number of seconds, got {seconds!r}.")
     if not SHORTEST_DEADLINE_S <= seconds < math.inf:
         raise ValueError(
             f"{name} must be at least {SHORTEST_DEADLINE_S} s and finite, got {seconds}."

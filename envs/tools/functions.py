@@ -31,6 +31,8 @@ from envs.worker_pool import (
 class FunctionTools(Toolset):
     """Functions named by `module:function`."""
 
+    origin = "the Python functions"
+
     def __init__(
         self, references: Sequence[str], *, deadline_s: float = 10.0, num_workers: int = 2
     ) -> None:

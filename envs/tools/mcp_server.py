@@ -11,6 +11,7 @@ process's children end with it (`supervisor`), and its output outside MCP is dro
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from types import UnionType
 from typing import Any
 
 import httpx2
@@ -66,13 +67,26 @@ class MCPTools(Toolset):
                 can be repeated.
 
         Raises:
-            ValueError: Neither a program nor an address, both, or an unreadable token file.
+            ValueError: Neither a program nor an address, both, a setting of another type, or an
+                unreadable token file.
         """
+        for name, value, kind, meaning in (
+            ("env", env, Mapping | None, "a mapping of names to texts"),
+            ("cwd", cwd, str | None, "a folder"),
+            ("url", url, str | None, "an address"),
+            ("token_file", token_file, str | None, "a file"),
+            ("fresh", fresh, bool, "true or false"),
+            ("replayable", replayable, bool, "true or false"),
+        ):
+            _require_type(name, value, kind, meaning)
+        for name, value in (env or {}).items():
+            _require_type(f"{name} in env", value, str, "text; write it in quotes")
         self._server = _server(
             command=command, args=args, env=env, cwd=cwd, url=url, token_file=token_file
         )
         checked_deadline(f"deadline_s of {str(self._server)!r}", deadline_s)
         checked_deadline(f"start_deadline_s of {str(self._server)!r}", start_deadline_s)
+        self.origin = f"the MCP server {str(self._server)!r}"
         self.replayable = replayable
         self.deadline_s = deadline_s
         self.start_deadline_s = start_deadline_s
@@ -249,6 +263,11 @@ class _Connection:
             await self._closing.wait()
 
 
+def _require_type(name: str, value: object, kind: type | UnionType, meaning: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} of an MCP server must be {meaning}, got {value!r}.")
+
+
 def _server(
     *,
     command: str | None,
@@ -269,7 +288,7 @@ def _server(
             raise ValueError(
                 f"token_file={token_file!r} is only for a server with url: leave it out."
             )
-        words = [None] if isinstance(args, str) else [command, *args]
+        words = [command, *args] if isinstance(args, list | tuple) else [None]
         if not all(isinstance(word, str) for word in words):
             raise ValueError(
                 f"command={command!r} must be a program and args={args!r} a list of words: "

@@ -101,6 +101,8 @@ class ProgramRunner(Protocol):
 class ProgramTool(Toolset):
     """One tool, `python`; programs share no state."""
 
+    origin = "a program runner"
+
     def __init__(self, runner: ProgramRunner, *, name: str = "python") -> None:
         self._runner = runner
         self._description = ToolDescription(

@@ -1,4 +1,4 @@
-"""The MCP servers at addresses that a configuration names, and whether they list their tools."""
+"""The MCP servers at addresses that a configuration names, and the tools that they list."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -8,23 +8,20 @@ import httpx2
 
 from envs.mistakes import one_line
 from envs.server_address import is_loopback
+from envs.tools.toolset import ToolsMissing
 
 
 def servers_at_addresses(tools: object) -> list[Mapping[str, Any]]:
     """Settings (`envs.tools.mcp_server.MCPTools`) of the servers of `tools`
-    (`envs.tools.named_tools`) that have a url, in order and without repetitions.
+    (`envs.tools.named_tools`) that have a url, in order.
     """
     entries: Sequence[Any] = tools if isinstance(tools, Sequence) else ()
     servers = [entry.get("mcp") for entry in entries if isinstance(entry, Mapping)]
-    found: list[Mapping[str, Any]] = []
-    for server in servers:
-        if (
-            isinstance(server, Mapping)
-            and isinstance(server.get("url"), str)
-            and server not in found
-        ):
-            found.append(server)
-    return found
+    return [
+        server
+        for server in servers
+        if isinstance(server, Mapping) and isinstance(server.get("url"), str)
+    ]
 
 
 def why_unreachable(url: str, *, within_s: float) -> str | None:
@@ -44,26 +41,29 @@ def why_unreachable(url: str, *, within_s: float) -> str | None:
     return None
 
 
-def why_no_tools(server: Mapping[str, Any], *, within_s: float) -> str | None:
-    """List the tools once, as each environment does; the sentences why that failed, or None: it
-    lists them, or does not answer in time.
+def listed_tools(server: Mapping[str, Any], *, within_s: float) -> list[str]:
+    """List the tools once, as each environment does; their names, none if it does not answer in
+    time.
 
     Args:
         server: Settings of `envs.tools.mcp_server.MCPTools` with a url; its token is sent.
         within_s: Deadline in seconds, if that of the settings is not shorter.
+
+    Raises:
+        ToolsMissing: The server does not list its tools.
     """
     from envs.tools.mcp_server import MCPTools  # takes a second to import
-    from envs.tools.toolset import ToolsMissing
 
-    async def ask() -> str | None:
+    async def ask() -> list[str]:
         tools = MCPTools(**server)
         tools.start_deadline_s = min(tools.start_deadline_s, within_s)
         try:
-            await tools.descriptions()
+            return [description.name for description in await tools.descriptions()]
         except ToolsMissing as error:
-            return None if isinstance(error.__cause__, TimeoutError) else str(error)
+            if isinstance(error.__cause__, TimeoutError):
+                return []
+            raise
         finally:
             await tools.close()
-        return None
 
     return asyncio.run(ask())

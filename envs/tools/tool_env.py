@@ -37,7 +37,7 @@ from envs.text import (
 from envs.tools.budget import Budget
 from envs.tools.calls import MalformedCall, ToolCall, ToolDescription, announcement, read_calls
 from envs.tools.named_tools import make_toolsets
-from envs.tools.toolset import ToolError, Toolset, ToolsMissing, ToolStopped
+from envs.tools.toolset import ToolError, Toolset, ToolsMissing, ToolStopped, two_of_a_name
 
 TOOL_CALL, OUT_OF_TURNS = "tool call", "out of turns"
 CALCULATOR = "envs.tools.arithmetic:calculator"
@@ -202,8 +202,9 @@ class ToolEnv(Environment):
             for description in await toolset.descriptions():
                 if description.name in owners:
                     raise ValueError(
-                        f"Two tools are called {description.name!r}: "
-                        "remove one of them from env.kwargs.tools."
+                        two_of_a_name(
+                            description.name, owners[description.name].origin, toolset.origin
+                        )
                     )
                 owners[description.name] = toolset
                 descriptions.append(description)

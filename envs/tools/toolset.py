@@ -35,6 +35,8 @@ class ToolsMissing(EpisodeFailed):
 class Toolset(abc.ABC):
     """One tool, or several that share a process."""
 
+    origin: str
+    """What offers the tools, for messages."""
     replayable: bool = True
     """Whether the same calls in the same episode get the same answers."""
     deadline_s: float = 0.0
@@ -62,3 +64,11 @@ class Toolset(abc.ABC):
 
     async def close(self) -> None:  # noqa: B027  (optional)
         """Release processes; a second call does nothing."""
+
+
+def two_of_a_name(name: str, first: str, second: str) -> str:
+    """The sentence that refuses two tools called `name`; `first` and `second` offer them."""
+    return (
+        f"Two tools are called {name!r}, of {first} and of {second}: remove one of the two from "
+        "env.kwargs.tools, or rename the tool where it is offered."
+    )

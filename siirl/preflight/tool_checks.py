@@ -4,6 +4,7 @@ episode.
 
 from collections.abc import Iterator
 
+from envs.tools.toolset import ToolsMissing, two_of_a_name
 from siirl.errors import ConfigError
 from siirl.params.env_args import EnvArguments
 
@@ -13,14 +14,16 @@ LISTED_WITHIN_S = 10.0  # a server that takes longer is left to the run, which w
 
 def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
     """MCP servers of `env.kwargs.tools` at which nothing listens, or that list no tools: the path
-    of the url is wrong, or the token, or it is another kind of server.
+    of the url is wrong, or the token, or it is another kind of server; and two that list a tool of
+    the same name.
     """
     if "tools" not in env.kwargs:
         return
     # imports an HTTP client
-    from envs.tools.server_urls import servers_at_addresses, why_no_tools, why_unreachable
+    from envs.tools.server_urls import listed_tools, servers_at_addresses, why_unreachable
 
     absent = set()
+    owners: dict[str, str] = {}  # of each tool: its server
     for server in servers_at_addresses(env.kwargs["tools"]):
         url = server["url"]
         if url in absent:
@@ -33,6 +36,13 @@ def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
                 "first, or correct the address."
             )
             continue
-        refusal = why_no_tools(server, within_s=LISTED_WITHIN_S)
-        if refusal is not None:
-            yield ConfigError(f"env.kwargs.tools: {refusal}")
+        try:
+            names = listed_tools(server, within_s=LISTED_WITHIN_S)
+        except ToolsMissing as missing:
+            yield ConfigError(f"env.kwargs.tools: {missing}")
+            continue
+        owner = f"the MCP server {url!r}"
+        shared = next((name for name in names if name in owners), None)
+        if shared is not None:
+            yield ConfigError(two_of_a_name(shared, owners[shared], owner))
+        owners.update(dict.fromkeys(names, owner))

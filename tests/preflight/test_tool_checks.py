@@ -1,5 +1,6 @@
 """MCP servers at addresses are asked for their tools before anything starts."""
 
+import re
 import socket
 import time
 from pathlib import Path
@@ -36,8 +37,51 @@ def test_an_absent_server_is_refused_at_once_with_its_address_and_the_remedy() -
 def test_a_server_that_lists_its_tools_is_accepted_and_left() -> None:
     with PlainHttpServer() as server:
         at = f"{{mcp: {{url: '{server.url}'}}}}"
-        assert problems(f"[{at}, {at}]") == []
+        assert problems(f"[{at}]") == []
     assert server.sessions == server.farewells == 1
+
+
+def test_two_servers_with_a_tool_of_the_same_name_are_refused_with_both_and_the_tool() -> None:
+    with PlainHttpServer() as first, PlainHttpServer() as second:
+        assert problems(f"[{{mcp: {{url: '{first.url}'}}}}, {{mcp: {{url: '{second.url}'}}}}]") == [
+            f"Two tools are called 'greet', of the MCP server '{first.url}' and of the MCP server "
+            f"'{second.url}': remove one of the two from env.kwargs.tools, or rename the tool "
+            "where it is offered."
+        ]
+
+
+def test_a_server_that_is_named_twice_is_refused() -> None:
+    with PlainHttpServer() as server:
+        at = f"{{mcp: {{url: '{server.url}'}}}}"
+        (problem,) = problems(f"[{at}, {at}]")
+    assert problem.startswith("Two tools are called 'greet', of the MCP server")
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        (
+            "start_deadline_s: abc",
+            "start_deadline_s of 'x' must be a number of seconds, got 'abc'.",
+        ),
+        ("deadline_s: true", "deadline_s of 'x' must be a number of seconds, got True."),
+        ("fresh: nope", "fresh of an MCP server must be true or false, got 'nope'."),
+        ("replayable: 3", "replayable of an MCP server must be true or false, got 3."),
+        ("cwd: 5", "cwd of an MCP server must be a folder, got 5."),
+        ("env: [a]", "env of an MCP server must be a mapping of names to texts, got ['a']."),
+        ("env: {A: 5}", "A in env of an MCP server must be text; write it in quotes, got 5."),
+        ("token_file: 5", "token_file of an MCP server must be a file, got 5."),
+        ("args: 5", "must be a program and args=5 a list of words"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_with_its_key_and_value(
+    setting: str, sentence: str
+) -> None:
+    config = parse_config(
+        ["pipeline=grpo", "env=tools", f"env.kwargs.tools=[{{mcp: {{command: x, {setting}}}}}]"]
+    )
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        check_early(config)
 
 
 def test_a_wrong_path_of_a_server_that_listens_is_refused_before_the_start() -> None:

@@ -258,6 +258,13 @@ def test_tools_of_an_mcp_server_are_called_from_an_episode(notes_server):
     assert final[2]
 
 
+def test_two_servers_with_a_tool_of_the_same_name_are_refused_with_both(notes_server):
+    patient = notes_server | {"deadline_s": 600.0, "start_deadline_s": 600.0}
+    env = make(tools=[{"mcp": patient}, {"mcp": patient | {"fresh": False}}])
+    with pytest.raises(ValueError, match=r"of the MCP server '.*' and of the MCP server '.*notes_"):
+        play(env)
+
+
 def test_missing_mcp_server_fails_the_episode_and_is_not_a_wrong_answer():
     with pytest.raises(EpisodeFailed, match="'no-such-server' did not start"):
         play(make(tools=[{"mcp": {"command": "no-such-server"}}]))
