@@ -12,24 +12,43 @@ given here. Of `distractors` it scales the largest number, and `instruction` has
 At strength 1:
 
 - `camera`: the first camera either orbits by up to 75° (in half of these cases it also rises by
-  15°), moves away to at most twice its distance, or turns by up to 10° about two axes (LIBERO-Plus'
-  ranges);
-- `light`: 0.4 to 2.5 times the intensity, a tint of up to 30 % per channel, a direction changed by
-  up to 45° (our ranges, as are all below);
-- `texture`: surfaces larger than 40 cm (table, floor, walls) get one random colour each;
-- `object_pose`: movable objects are displaced by up to 3 cm in x and y;
-- `instruction`: the sentence gets other verbs (`envs.rewording`) and another frame;
-- `distractors`: one to four coloured solids lie in free places of the table; the arm passes
-  through them.
+  15°), moves away to at most twice its distance, or turns by up to 10° about two axes [1];
+- `light`: 0.4 to 2 times the intensity [2]; up to 0.1 is added to or taken from each colour
+  channel, and the direction changes by up to 20° [3];
+- `texture`: the work surface (a table top, or the floor) gets one random colour, in 43 % of the
+  episodes [1] the other large surfaces (walls, the floor around a table) get one each; channels
+  are drawn from 0.25 to 1 [4];
+- `object_pose`: movable objects are displaced together, uniformly in a disc of 5 cm [1];
+- `instruction`: the sentence gets other verbs (`envs.rewording`) and the form of a request [5];
+- `distractors`: one to five solids lie in free places of the table, their centres at least 10 cm
+  apart [1, 2]; the arm passes through them. Shapes, colours and sizes are siirl's own.
 
-LIBERO-Plus (arXiv 2510.13626, github.com/sylvestf/LIBERO-plus at 4976dc3) lists its camera poses in
-`task_classification.json`: of 1,599 variants, 62 % orbit, 20 % change the distance and 18 % turn.
-LIBERO-Plus and LIBERO-PRO (arXiv 2510.03827) have prepared scenes and reworded sentences for the
-other factors. Here they are generated, so scores are not comparable with theirs.
+Sources of the ranges:
 
-Left out: sensor noise and the robot's initial pose, which LIBERO-Plus has.
+1. LIBERO-Plus (arXiv 2510.13626, github.com/sylvestf/LIBERO-plus at 4976dc3), which lists its
+   tasks in `task_classification.json`. Of 1,599 camera poses 62 % orbit, 20 % change the distance
+   and 18 % turn. Of 1,076 texture variants 57 % have another table or floor, 43 % also another
+   wall. `_level5_` of libero_spatial and libero_10 moves each object and fixture by up to 5 cm,
+   uniformly in a disc (libero_goal: 10 cm, libero_object: 15 cm); a level is a strength of 0.2.
+   `_add_1` to `_add_30` add one to five objects, whose centres are 10 cm apart or more. Its light
+   variants are not in the repository, so their ranges are not used.
+2. LIBERO-Infinity (github.com/KE7/libero-infinity at b407b51): `lighting_perturbation.scenic`,
+   `distractor_perturbation.scenic`.
+3. robosuite 1.4: `DomainRandomizationWrapper`.
+4. Colosseum (arXiv 2402.08191, github.com/robot-colosseum/robot-colosseum at 098a910):
+   `table_color`.
+5. Categories of LIBERO-Para (arXiv 2603.28301), `lexical/same_polarity` and
+   `pragmatical/embedded_imperative`. LIBERO-Plus has requests in 450 of 1,537 sentences, and
+   LIBERO-PRO (arXiv 2510.03827) replaces verbs. There is no numeric range.
+
+All of them have prepared scenes or sentences. Here they are generated, so scores are not comparable
+with theirs.
+
+Left out: LIBERO-Plus' sensor noise, initial poses of the robot, textures from image files, and its
+sentences that describe objects, distract or need reasoning.
 """
 
+import math
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -45,8 +64,7 @@ LIGHT = "light"
 TEXTURE = "texture"
 DISTRACTORS = "distractors"
 OBJECT_POSE, INSTRUCTION = "object_pose", "instruction"
-# An object's width; LIBERO draws places within 1 to 5 cm, Meta-World within some 20.
-LARGEST_DISPLACEMENT_M = 0.03
+LARGEST_DISPLACEMENT_M = 0.05
 FACTORS = (CAMERA, LIGHT, TEXTURE, OBJECT_POSE, INSTRUCTION, DISTRACTORS)
 SEEN = frozenset((CAMERA, LIGHT, TEXTURE, DISTRACTORS))
 """Factors that change images only."""
@@ -80,7 +98,9 @@ class Perturbation:
         generator = self.generator(OBJECT_POSE)
         if generator is None:
             return np.zeros(2)
-        return self.strength * LARGEST_DISPLACEMENT_M * generator.uniform(-1, 1, 2)
+        angle = generator.uniform(0, 2 * math.pi)
+        radius = self.strength * LARGEST_DISPLACEMENT_M * math.sqrt(generator.random())
+        return radius * np.array([math.cos(angle), math.sin(angle)])
 
 
 def checked_factors(factors: Any, *, known: Sequence[str] = FACTORS) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ distractor. Ranges are those of `envs.perturbations`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,16 +20,21 @@ TURN_DEG = 10.0
 LARGEST_DISTANCE = 2.0
 CAMERA_KINDS = {"orbit": 0.62, "distance": 0.20, "turn": 0.18}
 """Shares of LIBERO-Plus' camera variants."""
-BRIGHTEST = 2.5
-TINT = 0.3
-LIGHT_DEG = 45.0
+DIMMEST, BRIGHTEST = 0.4, 2.0
+TINT = 0.1
+LIGHT_DEG = 20.0
+DARKEST_COLOUR = 0.25
+BACKGROUND_SHARE = 0.43
+"""Share of LIBERO-Plus' texture variants with another wall beside another table or floor."""
 SURFACE_RADIUS_M = 0.4
-MOST_DISTRACTORS = 4
+ENDLESS = np.array([100.0, 100.0, 0.0])  # half extents of a plane, larger than any scene
+MOST_DISTRACTORS = 5
 DISTRACTOR_M = (0.015, 0.03)  # half extents: from a cherry to a mug
-CLEARANCE_M = 0.05  # the table is flat and empty this far around a distractor's centre
+CLEARANCE_M = 0.05  # the table is flat and empty this far around a distractor's centre, and the
+# centres of two are at least twice as far apart
 LEVEL_M = 0.003
 SEEN_SHARE = 0.7  # distractors lie in this central part of the image
-TRIES = 60  # on a table half covered with objects, nearly one try in ten finds a free place
+TRIES = 100  # on a table half covered with objects, nearly one try in ten finds a free place
 UP = np.array([0.0, 0.0, 1.0])
 VISIBLE_GROUPS = np.array([1, 1, 1, 0, 0, 0], np.uint8)
 
@@ -69,15 +75,18 @@ class CameraMove:
 
 @dataclass(frozen=True)
 class LightChange:
-    """A factor per colour channel, and a rotation of the direction."""
+    """A factor, an addition to each colour channel [3], and a rotation of the direction [3, 3]."""
 
-    colour: NDArray[np.float64]
+    brightness: float
+    tint: NDArray[np.float64]
     rotation: NDArray[np.float64]
 
     def change(self, light: Any) -> None:
-        """Change a light of an `MjvScene`."""
+        """Change a light of an `MjvScene`; a part that is black (no such light) stays black."""
         for part in (light.ambient, light.diffuse, light.specular):
-            part[:] = np.clip(np.array(part) * self.colour, 0.0, 1.0)
+            standard = np.array(part)
+            if standard.any():
+                part[:] = np.maximum(self.brightness * standard + self.tint, 0.0)
         light.dir[:] = self.rotation @ np.array(light.dir)
 
 
@@ -178,7 +187,7 @@ def draw_look(perturbation: Perturbation, *, model: Any, data: Any, view: View) 
     if (generator := perturbation.generator(LIGHT)) is not None:
         light = _light(generator, strength)
     if (generator := perturbation.generator(TEXTURE)) is not None:
-        surfaces = _surfaces(generator, strength, model)
+        surfaces = _surfaces(generator, strength, model, data)
     if (generator := perturbation.generator(DISTRACTORS)) is not None:
         distractors = _distractors(generator, strength, model, data, view)
     return Look(camera, light, surfaces, distractors)
@@ -208,32 +217,53 @@ def _camera(
 
 
 def _light(generator: np.random.Generator, strength: float) -> LightChange:
-    brightness = BRIGHTEST ** (strength * generator.uniform(-1, 1))
-    tint = 1 + TINT * strength * generator.uniform(-1, 1, 3)
+    brightness = 1 + strength * (generator.uniform(DIMMEST, BRIGHTEST) - 1)
+    tint = TINT * strength * generator.uniform(-1, 1, 3)
     axis = generator.normal(size=3)
     angle = math.radians(LIGHT_DEG * strength) * generator.random()
-    return LightChange(brightness * tint, _rotation(axis / np.linalg.norm(axis), angle))
+    return LightChange(brightness, tint, _rotation(axis / np.linalg.norm(axis), angle))
 
 
 def _surfaces(
-    generator: np.random.Generator, strength: float, model: Any
+    generator: np.random.Generator, strength: float, model: Any, data: Any
 ) -> dict[int, NDArray[np.float32]]:
-    """Each large fixed surface keeps its texture with probability 1 - strength.
+    """Colours of the work surface and, in some episodes, of the other large surfaces.
 
-    Meshes (the robot's mount and furniture) keep theirs.
+    Each keeps its texture with probability 1 - strength.
+    """
+    others_too = generator.random() < BACKGROUND_SHARE
+    surfaces = large_surfaces(model)
+    work = work_surface(model, data, surfaces)
+    colours: dict[int, NDArray[np.float32]] = {}
+    for geom in surfaces:
+        colour = np.append(generator.uniform(DARKEST_COLOUR, 1.0, 3), 1.0).astype(np.float32)
+        if generator.random() < strength and (geom == work or others_too):
+            colours[geom] = colour
+    return colours
+
+
+def large_surfaces(model: Any) -> list[int]:
+    """Fixed planes and boxes that are drawn: table, floor, walls. The robot's mount and furniture
+    are meshes.
     """
     import mujoco
 
     fixed = model.body_weldid[model.geom_bodyid] == 0
     large = (model.geom_rbound == 0) | (model.geom_rbound > SURFACE_RADIUS_M)  # a plane has 0
-    flat = model.geom_type != mujoco.mjtGeom.mjGEOM_MESH
+    flat = np.isin(model.geom_type, [mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_BOX])
     drawn = (VISIBLE_GROUPS[model.geom_group] > 0) & (model.geom_rgba[:, 3] > 0)
-    colours: dict[int, NDArray[np.float32]] = {}
-    for geom in np.flatnonzero(fixed & large & flat & drawn):
-        colour = np.append(generator.random(3), 1.0).astype(np.float32)
-        if generator.random() < strength:
-            colours[int(geom)] = colour
-    return colours
+    return [int(geom) for geom in np.flatnonzero(fixed & large & flat & drawn)]
+
+
+def work_surface(model: Any, data: Any, surfaces: Sequence[int]) -> int | None:
+    """The highest of `surfaces` that lies flat: a table top, or the floor where there is none."""
+    tops = {}
+    for geom in surfaces:
+        half = model.geom_size[geom] if model.geom_rbound[geom] else ENDLESS
+        half = np.abs(data.geom_xmat[geom].reshape(3, 3)) @ half
+        if half[2] < half[:2].min():
+            tops[geom] = data.geom_xpos[geom][2] + half[2]
+    return max(tops, key=tops.__getitem__, default=None)
 
 
 def _distractors(

@@ -1,4 +1,4 @@
-"""Paraphrases of a robot's instructions: other verbs, and another frame around the sentence.
+"""Paraphrases of a robot's instructions: other verbs, and the form of a request.
 
 A verb is replaced together with its particle (`slide the window open`: `pull the window open`), and
 only where a clause begins: at the first word, or after `and` or `then`. So adjectives and nouns
@@ -47,10 +47,10 @@ same verb, the first one that fits applies."""
 FRAMES = (
     "please {}",
     "could you {}",
-    "your task is to {}",
-    "now {}",
-    "go ahead and {}",
-    "i want you to {}",
+    "could you please {}",
+    "can you {}",
+    "can you please {}",
+    "would you {}",
 )
 _VERBS = sorted({phrase.split()[0] for phrase in SYNONYMS})
 _JOINT = re.compile(rf"( and then | and | then )(?=(?:{'|'.join(_VERBS)}) )")

@@ -1,7 +1,9 @@
 """Perturbed episodes differ from the standard ones in the named factors only, by the seed alone."""
 
 import asyncio
+from types import SimpleNamespace
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from envs.metaworld.metaworld_env import MetaWorldEnv
 from envs.metaworld.metaworld_simulator import MetaWorldSimulator
 from envs.metaworld.suite import FIXED, INSTRUCTIONS
 from envs.perturbations import FACTORS, SEEN, Perturbation
-from envs.perturbed_look import draw_candidates
+from envs.perturbed_look import LightChange, draw_candidates, large_surfaces, work_surface
 from siirl.evaluate import main as evaluate
 from siirl.terminal.exit_status import REFUSED
 from siirl.train import main as train
@@ -85,12 +87,63 @@ def test_the_instruction_changes_alone(env):
     assert np.array_equal(standard["images"], perturbed["images"])
 
 
-def test_objects_are_displaced_by_at_most_three_centimetres(libero):
+def test_objects_are_displaced_by_at_most_five_centimetres(libero):
     start(libero)
     standard = libero.simulator.data.xpos.copy()
     start(libero, "object_pose")
-    moved = np.abs(libero.simulator.data.xpos - standard)[:, :2].max()
-    assert 0.001 < moved < 0.035  # settling adds a millimetre or two
+    moved = np.linalg.norm((libero.simulator.data.xpos - standard)[:, :2], axis=1).max()
+    assert 0.001 < moved < 0.055  # settling adds a millimetre or two
+
+
+def perturbations(factor, *, strength=1.0):
+    """The perturbations of 400 episodes."""
+    return [Perturbation(frozenset({factor}), strength, seed, "push") for seed in range(400)]
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.2])
+def test_displacements_fill_a_disc_evenly(strength):
+    moves = np.array(
+        [each.displacement() for each in perturbations("object_pose", strength=strength)]
+    )
+    shares = (np.linalg.norm(moves, axis=1) / (0.05 * strength)) ** 2  # of the disc's area
+    assert shares.max() <= 1
+    assert np.quantile(shares, [0.25, 0.5, 0.75]) == pytest.approx([0.25, 0.5, 0.75], abs=0.06)
+    assert moves.mean(axis=0) == pytest.approx([0, 0], abs=0.005 * strength)
+
+
+@pytest.mark.parametrize(("strength", "most"), [(1.0, 5), (0.6, 3), (0.2, 1)])
+def test_strength_bounds_the_number_of_distractors(strength, most):
+    counts = {
+        draw_candidates(each.generator("distractors"), strength).wanted
+        for each in perturbations("distractors")
+    }
+    assert counts == set(range(1, most + 1))
+
+
+def test_light_is_not_cut_at_one():
+    light = SimpleNamespace(
+        ambient=np.zeros(3), diffuse=np.full(3, 0.8), specular=np.full(3, 0.3), dir=[0.0, 0.0, -1.0]
+    )
+    LightChange(2.0, np.array([0.1, -0.1, -0.7]), np.eye(3)).change(light)
+    assert light.diffuse == pytest.approx([1.7, 1.5, 0.9])
+    assert light.specular == pytest.approx([0.7, 0.5, 0.0])
+    assert not light.ambient.any()  # of a light without an ambient part
+
+
+@pytest.mark.parametrize(("make_env", "name"), [("metaworld", "tablelink"), ("libero", "floor")])
+def test_texture_changes_the_work_surface_alone_or_with_all_others(request, make_env, name):
+    env = request.getfixturevalue(make_env)
+    changed = []
+    for seed in range(12):
+        start(env, "texture", seed=seed)
+        changed.append(frozenset(env._look.surfaces))
+    simulator = env._running()
+    model, data = simulator.model, simulator.data
+    surfaces = large_surfaces(model)
+    work = work_surface(model, data, surfaces)
+    body = mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_BODY, model.geom_bodyid[work])
+    assert body == name
+    assert set(changed) == {frozenset({work}), frozenset(surfaces)}
 
 
 def test_object_and_goal_move_together(make):
@@ -100,7 +153,7 @@ def test_object_and_goal_move_together(make):
     start(env, "object_pose")
     thing, goal = slice(4, 6), slice(36, 38)
     displacement = env.state[thing] - standard[thing]
-    assert 0.001 < np.abs(displacement).max() <= 0.03
+    assert 0.001 < np.linalg.norm(displacement) <= 0.05
     assert env.state[goal] - standard[goal] == pytest.approx(displacement)
 
 
@@ -179,7 +232,8 @@ def test_the_camera_moves_alike_when_objects_are_displaced(make, factors):
 def test_light_and_surfaces_change_alike_alone_and_among_others(env):
     together = look(env, *FACTORS)
     light, surfaces = look(env, "light").light, look(env, "texture").surfaces
-    assert np.array_equal(light.colour, together.light.colour)
+    assert light.brightness == together.light.brightness
+    assert np.array_equal(light.tint, together.light.tint)
     assert np.array_equal(light.rotation, together.light.rotation)
     assert surfaces.keys() == together.surfaces.keys() != set()
     assert all(np.array_equal(surfaces[geom], together.surfaces[geom]) for geom in surfaces)
