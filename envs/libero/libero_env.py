@@ -84,7 +84,7 @@ class LiberoEnv(SimulatorEnv["LiberoSimulator"]):
             kept_simulators: Number of cached simulators, 50 MB and more each; by default all. 1
                 suffices if tasks are played one after another.
             perturb: Factors in which episodes differ from the standard ones (`envs.perturbations`).
-                `object_pose` moves all movable objects together by up to 3 cm in x and y.
+                `object_pose` moves all movable objects together by up to 5 cm.
             perturb_strength: Scale of the perturbations, in (0, 1].
 
         Raises:

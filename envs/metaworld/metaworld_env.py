@@ -95,7 +95,7 @@ class MetaWorldEnv(SimulatorEnv["MetaWorldSimulator"]):
             render_quality: `fast` (see `envs.offscreen`) or `full`, which takes fifty times as long
                 on a CPU. They look different: train and evaluate with the same.
             perturb: Factors in which episodes differ from the standard ones (`envs.perturbations`).
-                `object_pose` moves the object, and in most tasks its goal with it, by up to 3 cm
+                `object_pose` moves the object, and in most tasks its goal with it, by up to 5 cm
                 along the axes (of x and y) in which the task fixes neither.
             perturb_strength: Scale of the perturbations, in (0, 1].
 
