@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence, Set
 from envs.base import EnvSpec
 from envs.registry import asks_questions
 from siirl.dag_worker.text_components import make_language_model, make_tokenizer
-from siirl.data_coordinator.prompts.index import check_first_rows
+from siirl.data_coordinator.prompts.index import index_first_rows
 from siirl.data_coordinator.prompts.joined_files import check_truth, open_prompt_files
-from siirl.data_coordinator.prompts.split import check_lengths
+from siirl.data_coordinator.prompts.split import check_lengths, split_prompts
 from siirl.engine.reward_manager.text_parts import FunctionPart
 from siirl.engine.rollout.text_workflow import check_own_workflow
 from siirl.errors import ConfigError, UnknownNameError
@@ -43,21 +43,32 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
     each reward function in its own process.
 
     Raises:
-        ConfigError: A tokenizer without an end token, lengths beyond the model's, an
-            invalid one of the first rows, or a reward function that is unknown or does not take its
-            arguments.
+        ConfigError: A tokenizer without an end token, lengths beyond the model's, an invalid one of
+            the first rows, small files without a prompt to train on, or a reward function that is
+            unknown or does not take its arguments.
         MissingAssetError: No such folder, hub id or file.
         CheckpointError: Truncated or damaged weights.
     """
     tokenizer = check_player(config)
     named = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
     prompts = [open_prompt_files(files, key=key) for key, files in named.items() if files]
-    for files in prompts:
-        check_first_rows(
+    indices = [
+        index_first_rows(
             files,
             encode=tokenizer.encode_row,
             check=spec.check_row or check_truth,
             count=ROWS_BEFORE_START,
+        )
+        for files in prompts
+    ]
+    data = config.data
+    if data.train_files and all(len(files) <= ROWS_BEFORE_START for files in prompts):
+        split_prompts(  # small files are read whole: refuses those that leave nothing to train on
+            indices[0],
+            validation=indices[1] if data.val_files else None,
+            heldout_share=data.heldout_share,
+            max_prompt_length=data.max_prompt_length,
+            overlong=data.overlong_prompts,
         )
     check_reward_parts(config.reward, config.custom_reward_function, config.reward_model)
     parts = reward_parts(config.reward, config.custom_reward_function)

@@ -279,7 +279,7 @@ UNANSWERED = row(3, reward_model={"style": "rule", "ground_truth": None})
             "or remove the row.",
         ),
         (
-            [*map(row, range(20))],
+            [*map(row, range(ROWS_BEFORE_START + 1))],
             ["data.max_prompt_length=3"],
             "Every training prompt is longer than data.max_prompt_length=3 tokens (the shortest "
             "has 4): raise it, or use",
@@ -349,6 +349,25 @@ def test_a_plan_refuses_a_bad_picture_of_the_first_rows(
     assert status == REFUSED
     assert said.startswith(f"siirl: data.train_files: {file}, line 2: ")
     assert expected in said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["data.heldout_share=0.9"], "All 64 prompts of data.train_files are held out: give other"),
+        (
+            ["data.max_prompt_length=3"],
+            "Every training prompt is longer than data.max_prompt_length",
+        ),
+    ],
+)
+def test_a_plan_refuses_small_files_that_leave_nothing_to_train_on(
+    plan, tmp_path: Path, words: list[str], expected: str
+) -> None:
+    file = written(tmp_path / "prompts.jsonl", [row(1)] * ROWS_BEFORE_START)
+    status, said = plan(f"data.train_files=[{file}]", *words)
+    assert status == REFUSED
+    assert said.startswith(f"siirl: {expected}")
 
 
 def test_a_plan_says_how_many_rows_it_read(

@@ -122,6 +122,10 @@ def build_index(
     for part in parts:
         if part.error is not None:
             raise ConfigError(part.error)
+    return _index_of(parts)
+
+
+def _index_of(parts: Sequence[_Part]) -> PromptIndex:
     sources = tuple(sorted({source for part in parts for source in set(part.sources)}))
     position = {source: number for number, source in enumerate(sources)}
     return PromptIndex(
@@ -159,15 +163,16 @@ def _number_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
-def check_first_rows(
+def index_first_rows(
     files: PromptFiles, *, encode: Encode, check: CheckRow = check_truth, count: int
-) -> None:
+) -> PromptIndex:
     """Read the first `count` rows, with their pictures, in the way a run reads all rows.
 
     Raises:
         ConfigError: An invalid row.
     """
-    _look_at(files, range(min(count, len(files))), encode=encode, check=check)
+    rows = range(min(count, len(files)))
+    return _index_of([_look_at(files, rows, encode=encode, check=check)])
 
 
 def _look_at(files: PromptFiles, rows: range, *, encode: Encode, check: CheckRow) -> _Part:
