@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import abc
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -209,6 +209,8 @@ def checked_turns(action: Any, *, acting: Sequence[int], spec: EnvSpec) -> list[
     return list(action)
 
 
+ENCODER_STREAM = "encoder"
+"""The stream of the frames from which a reward is computed."""
 RECORDER_STREAM = "recorder"
 """The stream of a run's videos, without which it trains all the same."""
 
@@ -341,6 +343,14 @@ class Environment(abc.ABC):
 
         Raises:
             RuntimeError: The environment has no image.
+        """
+
+    def check_drawing(self, streams: Collection[str]) -> None:  # noqa: B027
+        """Draw a picture if that is cheap, and drop it; checks before a job call it on an instance
+        that plays no episode. By default nothing is drawn, because simulators are built at reset.
+
+        Raises:
+            Misbehaved: `render` is broken; `streams` are those that the job will request.
         """
 
     async def close(self) -> None:  # noqa: B027  (optional: most environments hold nothing)

@@ -13,7 +13,7 @@ import copy
 import functools
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -181,6 +181,16 @@ class GymnasiumEnv(Environment):
                 f"after {self._step} steps: {error}"
             ) from error
 
+    def check_drawing(self, streams: Collection[str]) -> None:
+        """See `Environment.check_drawing`: draws the first picture of an episode."""
+        if streams and self.spec.renders:
+            with self._user_code("reset"):
+                self._env.reset(seed=0)
+            self._started = True
+            self._drawn(streams)
+            with self._user_code("close"):
+                self._env.close()
+
     async def close(self) -> None:
         """Close the Gymnasium environment."""
         self._env.close()
@@ -253,16 +263,16 @@ class GymnasiumEnv(Environment):
         frames, picture = FrameBuffer(), None
         for stream, request in self._streams.items():
             if self._ended or self._step % request.every == 0:
-                picture = self._drawn() if picture is None else picture
+                picture = self._drawn(self._streams) if picture is None else picture
                 frames.add(stream, fitted(picture, request.size), self._step)
         return frames.take()
 
-    def _drawn(self) -> NDArray[np.uint8]:
-        """`render`, whose error names the remedy if the frames are wanted for videos alone."""
+    def _drawn(self, streams: Collection[str]) -> NDArray[np.uint8]:
+        """`render`, whose error names the remedy if `streams` are for videos alone."""
         try:
             return self.render()
         except Misbehaved as fault:
-            if set(self._streams) != {RECORDER_STREAM}:
+            if set(streams) != {RECORDER_STREAM}:
                 raise
             raise Misbehaved(f"{fault} {WITHOUT_VIDEOS}") from fault
 

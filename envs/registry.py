@@ -5,7 +5,7 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from envs.base import Environment, EnvSpec
@@ -140,8 +140,11 @@ def make_env(name: str, **kwargs: Any) -> Environment:
     return environment_class(**kwargs)
 
 
-def env_spec(name: str, **kwargs: Any) -> EnvSpec:
+def env_spec(name: str, streams: Collection[str] = (), /, **kwargs: Any) -> EnvSpec:
     """Return the spec of the environment that `make_env` would make.
+
+    `streams` are the frames that a job will request: a `render` that cannot draw them raises here,
+    if drawing needs no simulator (`Environment.check_drawing`).
 
     Simulators are built at the first reset, so this is cheap and needs no display library. A
     user-defined class is constructed in a child process (`envs.spec_process`).
@@ -152,8 +155,10 @@ def env_spec(name: str, **kwargs: Any) -> EnvSpec:
     """
     reference = ENVS.get(name, name)
     if _is_own(reference, kwargs):
-        return user_env_spec(name, reference=reference, kwargs=kwargs)
-    return make_env(name, **kwargs).spec
+        return user_env_spec(name, reference=reference, kwargs=kwargs, streams=streams)
+    environment = make_env(name, **kwargs)
+    environment.check_drawing(streams)
+    return environment.spec
 
 
 def _is_own(reference: str, kwargs: Mapping[str, Any]) -> bool:

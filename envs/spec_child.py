@@ -4,7 +4,7 @@ import asyncio
 import base64
 import pickle
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from envs.base import EnvSpec
@@ -13,13 +13,16 @@ from envs.registry import ENVS, make_env
 from envs.spec_process import SHIPPED
 
 
-async def describe(argument: Mapping[str, str]) -> dict[str, str]:
+async def describe(argument: Mapping[str, Any]) -> dict[str, str]:
     """Return the pickled, compressed spec or a failure code of `envs.spec_process.FAILURES`.
 
     See `user_env_spec` for the argument.
     """
     made = _made(
-        argument["name"], argument["reference"], pickle.loads(base64.b64decode(argument["kwargs"]))
+        argument["name"],
+        argument["reference"],
+        pickle.loads(base64.b64decode(argument["kwargs"])),
+        argument["streams"],
     )
     outcome: Any = (await asyncio.gather(made, return_exceptions=True))[0]
     if isinstance(outcome, bytes):
@@ -33,10 +36,14 @@ async def describe(argument: Mapping[str, str]) -> dict[str, str]:
     return {"failure": "raised", "message": f"making it raised {describe_error(outcome)}."}
 
 
-async def _made(name: str, reference: str, kwargs: dict[str, Any]) -> bytes | KeyboardInterrupt:
+async def _made(
+    name: str, reference: str, kwargs: dict[str, Any], streams: Collection[str]
+) -> bytes | KeyboardInterrupt:
     ENVS.setdefault(name, reference)
     try:
-        spec = make_env(name, **kwargs).spec
+        environment = make_env(name, **kwargs)
+        environment.check_drawing(streams)
+        spec = environment.spec
     except KeyboardInterrupt as raised:  # by its constructor; it would end the event loop
         return raised
     if not isinstance(spec, EnvSpec):

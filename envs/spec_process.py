@@ -6,12 +6,11 @@ Its standard output is discarded, and its process group ends with it. The child 
 """
 
 import base64
-import functools
 import logging
 import pickle
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from envs.base import EnvSpec
@@ -47,22 +46,27 @@ FAILURES: dict[str, type[Exception]] = {
 """The child's failure code, and the exception that the caller raises for it."""
 
 
-def user_env_spec(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> EnvSpec:
+def user_env_spec(
+    name: str, *, reference: str, kwargs: Mapping[str, Any], streams: Collection[str] = ()
+) -> EnvSpec:
     """Return the spec of the environment that `make_env(name, **kwargs)` would make.
 
     Args:
         name: Registry name, or `module:Class`.
         reference: `module:Class`, because the child's registry may lack the name.
         kwargs: Constructor arguments; picklable.
+        streams: Frames that the job will request; see `Environment.check_drawing`.
 
     Raises:
         ValueError: Constructor arguments that `make_env` refuses.
         RuntimeError: A shipped class lacks a package or a library.
         SpecUnknown: The constructor raised something else, ended its process or took too long.
     """
-    pickled = _pickled_spec(name, reference, pickle.dumps(dict(kwargs)))
+    asked = (name, reference, pickle.dumps(dict(kwargs)))
+    if streams or asked not in _specs:
+        _specs[asked] = _pickled_spec(*asked, streams=streams)
     try:
-        spec = pickle.loads(pickled)
+        spec = pickle.loads(_specs[asked])
     except Exception as error:  # unpickling runs user code, which may raise anything
         raise _something_else(name, describe_error(error)) from error
     if not isinstance(spec, EnvSpec):
@@ -71,9 +75,12 @@ def user_env_spec(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> En
     return spec
 
 
-@functools.lru_cache
-def _pickled_spec(name: str, reference: str, kwargs: bytes) -> bytes:
-    """Cached, because a command checks, plans and starts with the same environment."""
+_specs: dict[tuple[str, str, bytes], bytes] = {}
+"""Pickled specs by name, reference and arguments: a command checks, plans and starts with the same
+environment."""
+
+
+def _pickled_spec(name: str, reference: str, kwargs: bytes, *, streams: Collection[str]) -> bytes:
     settings = WorkerSettings(
         "envs.spec_child:describe",
         num_workers=1,
@@ -92,7 +99,12 @@ def _pickled_spec(name: str, reference: str, kwargs: bytes) -> bytes:
     notice.start()
     try:
         answer = pool.call_blocking(
-            {"name": name, "reference": reference, "kwargs": base64.b64encode(kwargs).decode()}
+            {
+                "name": name,
+                "reference": reference,
+                "kwargs": base64.b64encode(kwargs).decode(),
+                "streams": list(streams),
+            }
         )
     except WorkerKilled as end:
         raise SpecUnknown(f"constructing it in a child process failed: {end}. {REMEDY}") from end

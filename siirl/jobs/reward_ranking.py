@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from envs.base import ENCODER_STREAM
 from siirl import interrupts, stacks
 from siirl.dag_worker.assembly import builder_of
 from siirl.dag_worker.components import make_pool
@@ -42,7 +43,7 @@ from siirl.engine.reward_manager import (
 )
 from siirl.engine.rollout.rollout import check_failures, requests_for_prompts
 from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout
-from siirl.engine.rollout.workflow import ENCODER_STREAM, Trajectory
+from siirl.engine.rollout.workflow import Trajectory
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.rank_device import prepare_device
 from siirl.errors import ConfigError

@@ -1,5 +1,7 @@
 """The spec of the environment that a configuration describes."""
 
+from collections.abc import Collection
+
 from envs.base import EnvSpec
 from envs.mistakes import describe_error
 from envs.registry import env_spec
@@ -11,9 +13,10 @@ from siirl.params.references import is_reference
 from siirl.params.training_args import SiiRLArguments
 
 
-def describe_env(config: SiiRLArguments) -> EnvSpec:
+def describe_env(config: SiiRLArguments, *, streams: Collection[str] = ()) -> EnvSpec:
     """The spec of the environment that `env` describes. Imports `user_modules` first, which may
-    register it.
+    register it. With `streams`, the frames that the job will request, a first picture is drawn if
+    that is cheap (`envs.base.Environment.check_drawing`).
 
     Raises:
         ConfigError: The environment does not exist or refuses its arguments, or a module cannot be
@@ -23,7 +26,7 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
     import_user_modules(config.user_modules)
     kwargs = config.env.constructor_kwargs()
     try:
-        return env_spec(config.env.name, **kwargs)
+        return env_spec(config.env.name, streams, **kwargs)
     except (ValueError, SpecUnknown) as error:
         raise ConfigError(f"env.name={config.env.name}: {error}") from error
     except Exception as error:  # a third-party constructor may raise any class

@@ -4,8 +4,9 @@ import functools
 import os
 from collections.abc import Callable, Collection, Sequence
 
-from envs.base import EnvSpec
+from envs.base import ENCODER_STREAM, RECORDER_STREAM, EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, refuse
+from siirl.params import sizes
 from siirl.params.agents import group_configs, owners, place_of
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
@@ -85,7 +86,7 @@ def _check_agents(config: SiiRLArguments, *, named: Collection[str]) -> EnvSpec:
     for group, own in groups.items():
         ask_ungraded_rows(own)
         try:
-            specs[group] = describe_env(own)
+            specs[group] = describe_env(own, streams=_streams(own))
         except (ConfigError, MissingAssetError) as error:
             refuse([*errors, type(error)(f"{place_of(group)}: {error}")])
             raise
@@ -149,7 +150,7 @@ def _check(
         refuse(errors)  # config_problems reports it; without a name there is no spec
     ask_ungraded_rows(config)
     try:
-        spec = describe_env(config)
+        spec = describe_env(config, streams=_streams(config) if trains else ())
     except (ConfigError, MissingAssetError) as error:
         refuse([*errors, error])
         raise
@@ -161,6 +162,15 @@ def _check(
         ]
     )
     return spec
+
+
+def _streams(config: SiiRLArguments) -> list[str]:
+    """The frames that a training requests from its environment."""
+    films = config.trainer.record_episodes or config.trainer.record_val_episodes
+    return [
+        *([RECORDER_STREAM] if films else []),
+        *([ENCODER_STREAM] if sizes.needs_video(config.reward) else []),
+    ]
 
 
 def _lacks_id(env: EnvArguments) -> bool:

@@ -20,8 +20,6 @@ from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.rollout.generation import EngineWithTokenizer
 from siirl.errors import InvariantError, SimulationFailed
 
-ENCODER_STREAM = "encoder"
-
 
 @dataclass(frozen=True)
 class EpisodeRequest:

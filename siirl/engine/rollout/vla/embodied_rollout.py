@@ -11,13 +11,12 @@ from contextlib import contextmanager
 
 import torch
 
-from envs.base import RECORDER_STREAM, FrameRequest
+from envs.base import ENCODER_STREAM, RECORDER_STREAM, FrameRequest
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
 from siirl.engine.rollout.vla.segment_workflow import SegmentWorkflow
 from siirl.engine.rollout.workflow import (
-    ENCODER_STREAM,
     EpisodeRequest,
     RolloutResult,
     RolloutWorkflow,
