@@ -289,10 +289,10 @@ def test_all_changes_of_running_episodes_are_named_and_equal_arguments_are_not(
     three_steps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (three_steps / "config.yaml").write_text(
-        "env: {max_episode_steps: 90, kwargs: {g: 9.8, render_mode: rgb_array}}"
+        "env: {max_episode_steps: 90, kwargs: {g: 9.8, render_mode: null}}"
     )
     job = ("env=gymnasium", "env.id=Pendulum-v1", "pipeline=ppo", "trainer=classic_control")
-    own = ("env.max_episode_steps=80", "env.kwargs={g: 5.0, render_mode: rgb_array}")
+    own = ("env.max_episode_steps=80", "env.kwargs={g: 5.0, render_mode: null}")
     assert main(["--plan", *job, "cluster=local", f"trainer.resume={three_steps}", *own]) == REFUSED
     assert (
         "that run has env.max_episode_steps=90 env.kwargs={g: 9.8}, but this job has "
