@@ -42,7 +42,7 @@ from siirl.preflight.critic_checks import (
     undivided,
 )
 from siirl.preflight.group_checks import group_problems
-from siirl.preflight.segment_checks import compares_whole_episodes, segment_problems
+from siirl.preflight.segment_checks import needs_whole_episodes, segment_problems
 
 KL_WITHOUT_GRADIENT = "k1"  # as a loss, its gradient has mean zero; the alias kl is k1 here
 
@@ -53,7 +53,7 @@ def config_problems(config: SiiRLArguments, *, trains: bool = True) -> list[Siir
     Without `trains` it is an evaluation, which has no mini-batches and cuts no episode.
     """
     policy = config.actor_rollout_ref
-    excluded = trains and compares_whole_episodes(config)  # segment_problems has all remedies
+    excluded = trains and needs_whole_episodes(config)  # segment_problems has all remedies
     return [
         # the sizes of separate groups may be open: siirl.preflight.group_placement checks them
         *([] if sizes.separate(config.dag) else _ranks(config)),

@@ -153,7 +153,6 @@ MODEL_ROWS: tuple[Row, ...] = (
         ),
     ),
     ("critic", tuple(key.place for key in keys_of(CriticArguments)), CRITIC),
-    (ROLLOUT, ("n_steps",), CRITIC),
     (
         ROLLOUT,
         ("noise_correlation",),

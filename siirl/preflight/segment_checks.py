@@ -51,7 +51,7 @@ def segment_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     if decisions is None:
         return
     place = f"{N_STEPS}={decisions}"
-    if compares_whole_episodes(config):
+    if needs_whole_episodes(config):
         yield _without_whole_episodes(config, place=place)
     elif n != 1:
         yield ConfigError(
@@ -84,12 +84,15 @@ def segment_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
         )
 
 
-def compares_whole_episodes(config: SiiRLArguments) -> bool:
+def needs_whole_episodes(config: SiiRLArguments) -> bool:
     """Whether the advantage of a training with cut episodes would need whole ones, which
-    `segment_problems` refuses: other rollouts of a start state, or a greedy one.
+    `segment_problems` refuses: it compares them with other rollouts of a start state or a greedy
+    one, or no critic estimates the rewards behind a cut.
     """
     return config.actor_rollout_ref.rollout.n_steps is not None and (
-        config.algorithm.adv_estimator in GROUP_ESTIMATORS or _has_greedy_baseline(config)
+        config.algorithm.adv_estimator in GROUP_ESTIMATORS
+        or _has_greedy_baseline(config)
+        or config.dag.shipped_graph not in (None, WITH_CRITIC)
     )
 
 
@@ -102,8 +105,8 @@ def _has_greedy_baseline(config: SiiRLArguments) -> bool:
 
 
 def _without_whole_episodes(config: SiiRLArguments, *, place: str) -> ConfigError:
-    """Refuse an estimator that compares whole episodes; names both ways out, with the other keys
-    that each of them needs.
+    """Refuse an advantage of whole episodes; names both ways out, with the other keys that each of
+    them needs.
     """
     n, batch = config.actor_rollout_ref.rollout.n, config.data.train_batch_size
     mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
@@ -118,17 +121,24 @@ def _without_whole_episodes(config: SiiRLArguments, *, place: str) -> ConfigErro
         compared = "whole episodes with a greedy one"
         if pipeline != WITH_BASELINES:
             whole.insert(0, f"pipeline={WITH_BASELINES}")
-    else:
+    elif estimator in GROUP_ESTIMATORS:
         compared = "at least 2 rollouts of a start state"
         whole.append(f"{ROLLOUT}.n={max(n, 2)}")
         if shipped and pipeline in (WITH_CRITIC, WITH_BASELINES):
             whole.insert(0, "pipeline=grpo")
+    else:
+        compared = ""
     if batch % mini_batch:
         whole.append(f"{ACTOR_MINI_BATCH}={nearest_divisor(batch, mini_batch)}")
+    reason = (
+        f"continues one episode in each environment, but algorithm.adv_estimator={estimator} "
+        f"compares {compared}, and the two exclude each other"
+        if compared
+        else "cuts episodes, and only a critic estimates the rewards behind a cut, but "
+        f"pipeline={pipeline} has none"
+    )
     return ConfigError(
-        f"{place} continues one episode in each environment, but algorithm.adv_estimator="
-        f"{estimator} compares {compared}, and the two exclude each other: use "
-        f"{' '.join(with_critic)}, or {' '.join(whole)} for whole episodes."
+        f"{place} {reason}: use {' '.join(with_critic)}, or {' '.join(whole)} for whole episodes."
     )
 
 

@@ -81,14 +81,6 @@ def test_settings_that_do_not_fit_a_cut_are_refused(overrides, message):
     assert any(message in problem for problem in problems(*overrides))
 
 
-def test_a_pipeline_without_critic_has_no_value_behind_a_cut():
-    without = (*JOB[:2], "pipeline=grpo")
-    assert any(
-        "n_steps=4 is read only with a critic, but pipeline=grpo has none" in problem
-        for problem in problems("actor_rollout_ref.rollout.n_steps=4", job=without)
-    )
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -100,15 +92,21 @@ def test_a_pipeline_without_critic_has_no_value_behind_a_cut():
         ["pipeline=remax"],
         ["pipeline=ppo", "algorithm.adv_estimator=remax"],
         ["pipeline=grpo", "algorithm.adv_estimator=remax", "actor_rollout_ref.rollout.n=4"],
+        ["pipeline=grpo", "algorithm.adv_estimator=reinforce_plus_plus"],
+        ["pipeline=dapo", "algorithm.adv_estimator=reinforce_plus_plus"],
     ],
 )
 @pytest.mark.parametrize("preset", ["mujoco_control", "classic_control"])
-def test_an_estimator_of_whole_episodes_and_a_cut_exclude_each_other_and_both_ways_out_hold(
+def test_a_cut_is_refused_with_two_ways_out_that_hold_where_advantages_need_whole_episodes(
     preset: str, overrides: list[str]
 ) -> None:
     job = ("env=gymnasium", "env.id=CartPole-v1", f"trainer={preset}")
     (problem,) = problems(*overrides, job=job)
-    found = re.search(r"the two exclude each other: use (.+), or (.+) for whole episodes", problem)
+    found = re.search(
+        r"(?:the two exclude each other|only a critic estimates the rewards behind a cut, but "
+        r"pipeline=\w+ has none): use (.+), or (.+) for whole episodes",
+        problem,
+    )
     assert found is not None
     assert "algorithm.adv_estimator=gae" in found[1]
     assert "actor_rollout_ref.rollout.n_steps=null" in found[2]
