@@ -13,7 +13,7 @@ https://huggingface.co/NousResearch/Hermes-Function-Calling-V1.
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ from envs.text import shortened
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 BLOCK = re.compile(rf"{OPENING}(.*?)(?:{CLOSING}|(?={OPENING})|\Z)", re.DOTALL)
+SPACES = re.compile(r"[ \t\n\r]*")
+JSON_READER = json.JSONDecoder()
 MAX_NESTING = 50  # levels of arguments; the JSON reader recurses
 MAX_CALLS = 64  # parsed in one text; further calls are ignored
 
@@ -51,7 +53,7 @@ class ToolDescription:
 
 def read_calls(text: str) -> list[ToolCall | MalformedCall]:
     """Return the first `MAX_CALLS` calls in `text`, in order."""
-    return [_read(block[1]) for block in itertools.islice(BLOCK.finditer(text), MAX_CALLS)]
+    return [_read(block) for block in itertools.islice(_blocks(text), MAX_CALLS)]
 
 
 def write_call(call: ToolCall) -> str:
@@ -87,6 +89,26 @@ def announcement(tools: Iterable[ToolDescription]) -> str:
             "A message without a call is your final answer.",
         ]
     )
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """The texts between tags. A tag within a string of a JSON object is a part of that string."""
+    at = 0
+    while (block := BLOCK.search(text, at)) is not None:
+        begin, end = block.span(1)
+        end = max(end, _end_of_object(text, begin))
+        yield text[begin:end]
+        at = max(end, block.end())
+
+
+def _end_of_object(text: str, begin: int) -> int:
+    """End of the JSON object at `begin`, or behind spaces there; `begin` if there is none."""
+    spaces = SPACES.match(text, begin)
+    assert spaces is not None
+    try:
+        return JSON_READER.raw_decode(text, spaces.end())[1]
+    except (ValueError, RecursionError):
+        return begin
 
 
 def _read(block: str) -> ToolCall | MalformedCall:

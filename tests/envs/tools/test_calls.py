@@ -52,6 +52,12 @@ def test_call_that_was_never_closed_reaches_to_the_end_or_to_the_next():
     assert read_calls(text) == [ToolCall("a", {}), ToolCall("b", {})]
 
 
+@pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>"])
+def test_a_tag_in_a_string_ends_no_call(tag):
+    calls = [ToolCall("write", {"text": f"a {tag} b"}), ToolCall(tag, {})]
+    assert read_calls("words".join(map(write_call, calls))) == calls
+
+
 @pytest.mark.parametrize(
     ("block", "reason"),
     [
