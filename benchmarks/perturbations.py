@@ -5,11 +5,13 @@
 
 A RUN is a run folder with a checkpoint. Each policy plays the same held-out seeds of each of its
 tasks as standard episodes, with each factor of `envs.perturbations` and with all of them, at
-strength 1. Actions are sampled. A finished evaluation is not run again.
+strength 1. Actions are sampled. The results are those of the RUNs named. A finished evaluation of
+the same revision is not run again.
 """
 
 import argparse
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -33,12 +35,14 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--episodes", type=int, default=60, help="of each task and column")
     flags = parser.parse_args()
+    machine = describe_machine()
     runs: list[dict[str, Any]] = []
     for run in flags.runs:
-        runs.append(evaluated(run, episodes=flags.episodes))
+        runs.append(evaluated(run, episodes=flags.episodes, revision=machine["revision"]))
         result = {
             "command": f"python -m benchmarks.perturbations RUN ... --episodes {flags.episodes}",
-            "machine": describe_machine(),
+            "note": "Each run has the command that trained its policy.",
+            "machine": machine,
             "runs": runs,
         }
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
@@ -46,13 +50,13 @@ def main() -> None:
     print(text(runs))
 
 
-def evaluated(run: Path, *, episodes: int) -> dict[str, Any]:
+def evaluated(run: Path, *, episodes: int, revision: str) -> dict[str, Any]:
     """The results of a run's policy.
 
     Raises:
         subprocess.CalledProcessError: The evaluation failed.
     """
-    folder = OUTPUTS / f"{run.resolve().name}_{episodes}"
+    folder = OUTPUTS / f"{run.resolve().name}_{episodes}_{revision}"
     if not _result(folder):
         words = [
             f"checkpoint={run}",
@@ -69,11 +73,18 @@ def evaluated(run: Path, *, episodes: int) -> dict[str, Any]:
         "environment": f"env={config['env']['name']}",
         "training": f"pipeline={config['dag']['pipeline']} reward={config['reward']['name']}, "
         f"{config['trainer']['total_steps']} steps",
+        "command": training_command(run),
         "seed": config["trainer"]["seed"],
         "episodes_per_task": episodes,
         "first_seed": evaluation["first_seed"],
         "success": evaluation["success"],
     }
+
+
+def training_command(run: Path) -> str:
+    """The command of a run, without its output folder."""
+    words = shlex.split(json.loads((run / "origin.json").read_text())["command"])
+    return shlex.join(word for word in words if not word.startswith("trainer.output_dir="))
 
 
 def _result(folder: Path) -> list[Path]:

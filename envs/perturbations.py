@@ -50,7 +50,7 @@ sentences that describe objects, distract or need reasoning.
 
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,7 +109,7 @@ def checked_factors(factors: Any, *, known: Sequence[str] = FACTORS) -> tuple[st
     Raises:
         ValueError: Not a list of names, an unknown name, or a name given twice.
     """
-    if isinstance(factors, str) or not isinstance(factors, Iterable):
+    if isinstance(factors, str | Mapping) or not isinstance(factors, Iterable):
         raise ValueError(f"perturb must be a list of names, got {factors!r}.")
     names = tuple(factors)
     if names and not known:

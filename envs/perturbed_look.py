@@ -27,6 +27,7 @@ DARKEST_COLOUR = 0.25
 BACKGROUND_SHARE = 0.43
 """Share of LIBERO-Plus' texture variants with another wall beside another table or floor."""
 SURFACE_RADIUS_M = 0.4
+TABLE_STEP_M = 0.15  # Meta-World's tables with a hole have pieces at up to 10 cm below the highest
 ENDLESS = np.array([100.0, 100.0, 0.0])  # half extents of a plane, larger than any scene
 MOST_DISTRACTORS = 5
 DISTRACTOR_M = (0.015, 0.03)  # half extents: from a cherry to a mug
@@ -233,11 +234,14 @@ def _surfaces(
     """
     others_too = generator.random() < BACKGROUND_SHARE
     surfaces = large_surfaces(model)
-    work = work_surface(model, data, surfaces)
+    pieces = work_surface(model, data, surfaces)
     colours: dict[int, NDArray[np.float32]] = {}
     for geom in surfaces:
         colour = np.append(generator.uniform(DARKEST_COLOUR, 1.0, 3), 1.0).astype(np.float32)
-        if generator.random() < strength and (geom == work or others_too):
+        changes = generator.random() < strength and (geom in pieces or others_too)
+        if geom in pieces[1:]:  # a table has the colour of its first piece
+            changes, colour = pieces[0] in colours, colours.get(pieces[0], colour)
+        if changes:
             colours[geom] = colour
     return colours
 
@@ -255,15 +259,17 @@ def large_surfaces(model: Any) -> list[int]:
     return [int(geom) for geom in np.flatnonzero(fixed & large & flat & drawn)]
 
 
-def work_surface(model: Any, data: Any, surfaces: Sequence[int]) -> int | None:
-    """The highest of `surfaces` that lies flat: a table top, or the floor where there is none."""
+def work_surface(model: Any, data: Any, surfaces: Sequence[int]) -> list[int]:
+    """The highest of `surfaces` that lie flat: the pieces of a table top, or the floor where there
+    is none.
+    """
     tops = {}
     for geom in surfaces:
         half = model.geom_size[geom] if model.geom_rbound[geom] else ENDLESS
         half = np.abs(data.geom_xmat[geom].reshape(3, 3)) @ half
         if half[2] < half[:2].min():
             tops[geom] = data.geom_xpos[geom][2] + half[2]
-    return max(tops, key=tops.__getitem__, default=None)
+    return [geom for geom in tops if tops[geom] > max(tops.values()) - TABLE_STEP_M]
 
 
 def _distractors(
@@ -285,7 +291,7 @@ def _distractors(
 
 def draw_candidates(generator: np.random.Generator, strength: float) -> Candidates:
     """The solids of an episode, independent of its scene."""
-    count = int(generator.integers(1, max(1, round(MOST_DISTRACTORS * strength)) + 1))
+    count = int(generator.integers(1, math.ceil(MOST_DISTRACTORS * strength) + 1))
     solids = []
     for _ in range(TRIES):
         direction = SEEN_SHARE * generator.uniform(-1, 1, 2)

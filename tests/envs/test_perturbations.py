@@ -111,7 +111,7 @@ def test_displacements_fill_a_disc_evenly(strength):
     assert moves.mean(axis=0) == pytest.approx([0, 0], abs=0.005 * strength)
 
 
-@pytest.mark.parametrize(("strength", "most"), [(1.0, 5), (0.6, 3), (0.2, 1)])
+@pytest.mark.parametrize(("strength", "most"), [(1.0, 5), (0.6, 3), (0.5, 3), (0.2, 1), (0.01, 1)])
 def test_strength_bounds_the_number_of_distractors(strength, most):
     counts = {
         draw_candidates(each.generator("distractors"), strength).wanted
@@ -138,12 +138,26 @@ def test_texture_changes_the_work_surface_alone_or_with_all_others(request, make
         start(env, "texture", seed=seed)
         changed.append(frozenset(env._look.surfaces))
     simulator = env._running()
-    model, data = simulator.model, simulator.data
+    model = simulator.model
     surfaces = large_surfaces(model)
-    work = work_surface(model, data, surfaces)
+    (work,) = work_surface(model, simulator.data, surfaces)
     body = mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_BODY, model.geom_bodyid[work])
     assert body == name
     assert set(changed) == {frozenset({work}), frozenset(surfaces)}
+
+
+@pytest.mark.parametrize("task", ["hand-insert", "pick-out-of-hole", "sweep-into"])
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_a_table_of_several_pieces_has_one_colour(make, task, strength):
+    env = make(task, perturb=("texture",), perturb_strength=strength)
+    for seed in range(8):
+        start(env, "texture", seed=seed)
+        simulator, colours = env._running(), env._look.surfaces
+        pieces = work_surface(simulator.model, simulator.data, large_surfaces(simulator.model))
+        assert len(pieces) > 1
+        assert (
+            len({colours[piece].tobytes() if piece in colours else None for piece in pieces}) == 1
+        )
 
 
 def test_object_and_goal_move_together(make):
@@ -291,6 +305,7 @@ def test_the_environment_names_its_perturbations():
     [
         (("camra",), "unknown factor 'camra'.*camera"),
         ("camera", "must be a list of names, got 'camera'"),
+        ({"camera": 0.2}, "must be a list of names, got {'camera': 0.2}"),
         (("light", "light"), "a factor twice"),
     ],
 )
