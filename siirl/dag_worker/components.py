@@ -26,7 +26,7 @@ from siirl.dag_worker.rollout_collector import Measure, RolloutCollector
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.learnable import LearnableTaskLoader
 from siirl.data_coordinator.prompts.prompt_loader import PromptLoader
-from siirl.data_coordinator.task_stream import Loader, TaskLoader
+from siirl.data_coordinator.task_stream import TASKS_KEY, Loader, TaskLoader
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.chunk_windows import chunk_windows
 from siirl.engine.actor.reference import Reference, WithoutAdapter
@@ -130,9 +130,15 @@ def make_pool(env: EnvArguments, *, cluster: str, ranks: Collectives) -> EnvPool
 
 
 def make_task_loader(
-    data: DataArguments, *, tasks: Sequence[str], ranks: Collectives
+    data: DataArguments,
+    *,
+    tasks: Sequence[str],
+    ranks: Collectives,
+    tasks_from: str = TASKS_KEY,
 ) -> TaskLoader:
-    """Build the stream of training prompts that an environment makes from seeds."""
+    """Build the stream of training prompts that an environment makes from seeds; see `TaskLoader`
+    for `tasks_from`.
+    """
     loader = (
         LearnableTaskLoader if data.task_sampling == LearnableTaskLoader.sampling else TaskLoader
     )
@@ -143,6 +149,7 @@ def make_task_loader(
         seed=data.seed,
         rank=ranks.rank,
         ranks=ranks.size,
+        tasks_from=tasks_from,
     )
 
 

@@ -16,9 +16,18 @@ import numpy as np
 
 from envs.seeds import FIRST_DEMONSTRATION_SEED, FIRST_TRAINING_SEED, LAST_SEED
 from siirl.errors import CheckpointError, ConfigError
+from siirl.params.build import as_text
+from siirl.params.key_names import MODEL_PATH
 
 LOADER_COLUMNS = frozenset({"index", "task_name", "task_id", "trial_id", "seed"})
 """Columns of `EpisodeTask.columns`, for `TaskGraph.check_columns(loader_columns=...)`."""
+
+TASKS_KEY = "env.tasks"
+SEED_KEYS = "data.seed, by default trainer.seed"
+SAME_OR_NEW = (
+    "Resume with the same, or start a new run from the checkpoint's weights "
+    f"({MODEL_PATH}=CHECKPOINT/actor)."
+)
 
 Outcomes = Mapping[str, tuple[int, int]]
 """Successes and graded episodes of each task."""
@@ -84,6 +93,7 @@ class TaskLoader:
             episodes.
         rank: This rank; it gets the prompts at positions rank, rank + ranks, … of each step.
         ranks: Number of ranks.
+        tasks_from: The setting that has these tasks, for messages.
 
     Raises:
         ConfigError: No tasks, a repeated task, fewer prompts than ranks, or a rank out of range.
@@ -101,6 +111,7 @@ class TaskLoader:
         seed: int,
         rank: int = 0,
         ranks: int = 1,
+        tasks_from: str = TASKS_KEY,
     ) -> None:
         _check_tasks(tasks)
         if not 0 <= rank < ranks:
@@ -112,6 +123,7 @@ class TaskLoader:
         self.prompts_per_step = prompts_per_step
         self.seed = seed
         self.rank, self.ranks = rank, ranks
+        self.tasks_from = tasks_from
         self.position = 0
         """Prompts that all ranks together have taken."""
 
@@ -162,13 +174,15 @@ class TaskLoader:
             "task_sampling": "even",
             **state,
         }  # older checkpoints lack these keys
-        for name in ("seed", "tasks", "weights", "task_sampling"):
+        settings = {
+            "seed": SEED_KEYS,
+            "tasks": self.tasks_from,
+            "weights": "data.task_weights",
+            "task_sampling": "data.task_sampling",
+        }
+        for name, setting in settings.items():
             if saved[name] != own[name]:
-                raise CheckpointError(
-                    f"The checkpoint's data stream has {name}={saved[name]!r}, but this run has "
-                    f"{own[name]!r}. Resume with the same, or start a new run from the "
-                    "checkpoint's weights."
-                )
+                raise other_stream(name, its=saved[name], own=own[name], setting=setting)
         self.position = int(state["position"])
 
     def close(self) -> None:
@@ -187,6 +201,14 @@ class TaskLoader:
         return EpisodeTask(
             task=self.tasks[task_id], task_id=task_id, trial_id=trial_id, seed=seed, group_id=number
         )
+
+
+def other_stream(name: str, *, its: Any, own: Any, setting: str) -> CheckpointError:
+    """Refuse the checkpoint of a stream that differs from this run's in what `setting` decides."""
+    return CheckpointError(
+        f"The checkpoint's run has {name.replace('_', ' ')} {as_text(its)}, but this run has "
+        f"{as_text(own)} ({setting}). {SAME_OR_NEW}"
+    )
 
 
 def training_seed(*, run_seed: int, number: int) -> int:

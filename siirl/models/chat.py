@@ -191,7 +191,10 @@ class ChatTokenizer:
 
     def _ids(self, text: str) -> tuple[int, ...]:
         # Templates include the begin-of-text token. Tools may answer with a lone surrogate.
-        ids = self.tokenizer(without_surrogates(text), add_special_tokens=False)["input_ids"]
+        # not verbose: siirl checks lengths, and has its own words for those beyond a model's limit
+        ids = self.tokenizer(without_surrogates(text), add_special_tokens=False, verbose=False)[
+            "input_ids"
+        ]
         return tuple(int(token) for token in ids)
 
     def _beginning(self) -> tuple[int, ...]:

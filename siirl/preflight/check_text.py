@@ -7,7 +7,7 @@ from envs.registry import asks_questions
 from siirl.dag_worker.text_components import make_language_model, make_tokenizer
 from siirl.data_coordinator.prompts.index import index_first_rows
 from siirl.data_coordinator.prompts.joined_files import check_truth, open_prompt_files
-from siirl.data_coordinator.prompts.split import check_lengths, split_prompts
+from siirl.data_coordinator.prompts.split import check_lengths, nothing_held_out, split_prompts
 from siirl.engine.reward_manager.text_parts import FunctionPart
 from siirl.engine.rollout.text_workflow import check_own_workflow
 from siirl.errors import ConfigError, UnknownNameError
@@ -44,8 +44,8 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
 
     Raises:
         ConfigError: A tokenizer without an end token, lengths beyond the model's, an invalid one of
-            the first rows, small files without a prompt to train on, or a reward function that is
-            unknown or does not take its arguments.
+            the first rows, small files without a prompt to train on or to evaluate on, or a reward
+            function that is unknown or does not take its arguments.
         MissingAssetError: No such folder, hub id or file.
         CheckpointError: Truncated or damaged weights.
     """
@@ -63,13 +63,15 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
     ]
     data = config.data
     if data.train_files and all(len(files) <= ROWS_BEFORE_START for files in prompts):
-        split_prompts(  # small files are read whole: refuses those that leave nothing to train on
+        split = split_prompts(  # small files are read whole: refuses those that leave no prompt
             indices[0],
             validation=indices[1] if data.val_files else None,
             heldout_share=data.heldout_share,
             max_prompt_length=data.max_prompt_length,
             overlong=data.overlong_prompts,
         )
+        if config.trainer.val_episodes > 0 and not len(split.heldout_rows):
+            raise nothing_held_out(indices[0].question_N[split.train_rows])
     check_reward_parts(config.reward, config.custom_reward_function, config.reward_model)
     parts = reward_parts(config.reward, config.custom_reward_function)
     if any(part.data_sources for part in parts):

@@ -51,14 +51,15 @@ def check_resume(config: SiiRLArguments) -> ResumePoint | None:
         )
     checkpoint = resolve_checkpoint(folder)
     run = checkpoint.parent.parent
-    _require_its_model(config, run, place=f"trainer.resume={wanted}")
+    place = f"trainer.resume={wanted}"
+    _require_its_model(config, run, place=place)
     if config.actor_rollout_ref.rollout.n_steps is not None:
-        _require_its_episodes(config, run, place=f"trainer.resume={wanted}")
+        _require_its_episodes(config, run, place=place)
     manifest = read_manifest(checkpoint)
     step = int(manifest["step"])
     if total is not None and step >= total and not manifest.get(EVALUATION_DUE, False):
         raise ConfigError(
-            f"trainer.resume={wanted}: {folder} has finished step {step} of "
+            f"{place}: {folder} has finished step {step} of "
             f"trainer.total_steps={total}: raise "
             "trainer.total_steps, or evaluate the policy: siirl evaluate "
             f"checkpoint={folder}"
@@ -72,8 +73,8 @@ def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None
     its = value_at(read_config(file), MODEL_POLICY)
     if its not in (None, own):
         raise ConfigError(
-            f"{place}: that run has {MODEL_POLICY}={its}, but this job has {own}. Repeat the words "
-            f"of its command, or add --config {file}."
+            f"{place}: that run has {MODEL_POLICY}={its}, but this job has {own}. "
+            f"{_same_words(place, file)}"
         )
 
 
@@ -83,24 +84,34 @@ def _require_its_episodes(config: SiiRLArguments, run: Path, *, place: str) -> N
     its, own = _differing(read_config(file), config)
     if its:
         raise ConfigError(
-            f"{place}: that run has {' '.join(its)}, but this job has {' '.join(own)}, and its "
-            "running episodes are continued (actor_rollout_ref.rollout.n_steps). "
-            f"Repeat the words of its command, or add --config {file}."
+            f"{place}: that run has {' and '.join(its)}, but this job has {' and '.join(own)}, and "
+            "its running episodes are continued (actor_rollout_ref.rollout.n_steps). "
+            f"{_same_words(place, file)}"
         )
+
+
+def _same_words(resume: str, file: Path) -> str:
+    """The remedy of a job with other keys than the run. Groups on the command line override a file
+    (`siirl.params.parser`), so the file replaces them.
+    """
+    return f"Repeat the words of its command, or replace them all by {resume} --config {file}."
 
 
 def _differing(run: object, config: SiiRLArguments) -> tuple[list[str], list[str]]:
     """The words for `CONTINUED` keys of a run's configuration that differ from this job's, and this
-    job's words.
+    job's words; each entry of `env.kwargs` has its own.
     """
-    its_words, own_words = [], []
+    its_words: list[str] = []
+    own_words: list[str] = []
     for name in CONTINUED:
         group, key = name.split(".")
         own = getattr(getattr(config, group), key)
         its = (value_at(run, group) or {}).get(key, own)
         if key == "kwargs":
             its, own = _differing_arguments(its or {}, own, env=config.env.name)
-        if its != own:
+            its_words += its
+            own_words += own
+        elif its != own:
             its_words.append(f"{name}={as_text(its)}")
             own_words.append(f"{name}={as_text(own)}")
     return its_words, own_words
@@ -108,17 +119,24 @@ def _differing(run: object, config: SiiRLArguments) -> tuple[list[str], list[str
 
 def _differing_arguments(
     its: Mapping[str, Any], own: Mapping[str, Any], *, env: str
-) -> list[dict[str, Any]]:
-    """The entries of both that differ; without those of the connection to an OpenEnv server."""
+) -> tuple[list[str], list[str]]:
+    """The words of both for each entry that differs; without those of the connection to an OpenEnv
+    server.
+    """
     passed = CONNECTION if env == OPENENV else ()
-    return [
-        {
-            key: value
-            for key, value in one.items()
-            if key not in passed and (key not in other or other[key] != value)
-        }
-        for one, other in ((its, own), (own, its))
+    names = [
+        name
+        for name in {**its, **own}
+        if name not in passed and (name in its, its.get(name)) != (name in own, own.get(name))
     ]
+    its_words, own_words = (
+        [
+            f"env.kwargs.{name}={as_text(one[name])}" if name in one else f"no env.kwargs.{name}"
+            for name in names
+        ]
+        for one in (its, own)
+    )
+    return its_words, own_words
 
 
 def check_stream(config: SiiRLArguments, spec: EnvSpec, *, resume: str | None, group: int) -> None:
@@ -135,8 +153,19 @@ def check_stream(config: SiiRLArguments, spec: EnvSpec, *, resume: str | None, g
     state = read_state(resolve_checkpoint(Path(resume)) / STATE_FILE)
     saved = state.get(AGENTS, {}).get(group, state).get("loader", {})
     if "tasks" in saved:
-        loader = make_task_loader(config.data, tasks=spec.tasks, ranks=OneProcess())
+        loader = make_task_loader(
+            config.data, tasks=spec.tasks, ranks=OneProcess(), tasks_from=_source_of_tasks(config)
+        )
         loader.load_state_dict(saved)
+
+
+def _source_of_tasks(config: SiiRLArguments) -> str:
+    """The setting from which the environment takes its tasks."""
+    env = config.env
+    if env.tasks is None and env.name == OPENENV:
+        return f"the environment of the server at env.url={env.url}"
+    own = next((key for key in ("tasks", "id", "dataset", "suite") if getattr(env, key)), "tasks")
+    return f"env.{own}"
 
 
 def resumed_policy(resume: str | None, *, first: bool, group: int) -> Path | None:

@@ -60,7 +60,8 @@ def test_state_of_other_weights_is_refused_and_state_without_weights_means_equal
     old = {name: value for name, value in loader().state_dict().items() if name != "weights"}
     loader().load_state_dict(old)
     with pytest.raises(
-        CheckpointError, match=r"has weights=\[1, 1, 1\], but this run has \[4, 2, 0\]"
+        CheckpointError,
+        match=r"has weights \[1,1,1\], but this run has \[4,2,0\] \(data.task_weights\)",
     ):
         loader(weights=(4, 2, 0)).load_state_dict(old)
 
@@ -157,9 +158,15 @@ def test_a_refill_takes_the_next_prompts():
     assert stream.state_dict()["position"] == 10
 
 
-@pytest.mark.parametrize("options", [{"seed": 2}, {"tasks": ("reach-v3",)}])
-def test_state_of_another_stream_is_refused(options):
-    with pytest.raises(CheckpointError, match="The checkpoint's data stream has"):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": 2}, r"has seed 1, but this run has 2 \(data.seed, by default trainer.seed\)"),
+        ({"tasks": ("reach-v3",)}, r"but this run has \[reach-v3\] \(env.tasks\). Resume with"),
+    ],
+)
+def test_state_of_another_stream_is_refused(options, said):
+    with pytest.raises(CheckpointError, match=said):
         loader(**options).load_state_dict(loader().state_dict())
 
 

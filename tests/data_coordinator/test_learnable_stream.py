@@ -109,7 +109,7 @@ def test_seeds_never_repeat_and_trials_count_the_prompts_of_a_task():
 )
 def test_state_of_the_other_sampling_is_refused(kind, other):
     options = {"tasks": TASKS, "prompts_per_step": 12, "seed": 1}
-    with pytest.raises(CheckpointError, match="has task_sampling="):
+    with pytest.raises(CheckpointError, match="has task sampling "):
         kind(**options).load_state_dict(other(**options).state_dict())
 
 

@@ -106,7 +106,7 @@ def test_training_prompts_that_differ_from_a_held_out_one_in_case_or_blanks_are_
 
 def test_nothing_left_to_train_on_is_refused(tmp_path):
     train = written(tmp_path, [row("asked twice")])
-    with pytest.raises(ConfigError, match=r"All 1 prompts of data.train_files are held out"):
+    with pytest.raises(ConfigError, match=r"The only prompt of data.train_files is held out"):
         loader(train, val=[written(tmp_path, [row("asked twice")], name="val.jsonl")])
 
 
@@ -135,3 +135,10 @@ def test_an_evaluation_without_held_out_prompts_is_refused(files):
         match=r"no prompt is held out: give data.val_files, a larger data.heldout_share",
     ):
         loader(files / "train.jsonl").evaluation_prompts(prompts_per_source=3)
+
+
+def test_a_single_prompt_is_counted_as_one_and_no_larger_share_is_advised(tmp_path, caplog):
+    stream = loader(written(tmp_path, [row("alone")]), train_batch_size=1)
+    assert caplog.messages == ["1 prompt to train on, 0 held out."]
+    with pytest.raises(ConfigError, match=r"give data.val_files, or trainer.val_episodes=0\.$"):
+        stream.evaluation_prompts(prompts_per_source=3)

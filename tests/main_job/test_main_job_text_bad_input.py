@@ -359,6 +359,11 @@ def test_a_plan_refuses_a_bad_picture_of_the_first_rows(
             ["data.max_prompt_length=3"],
             "Every training prompt is longer than data.max_prompt_length",
         ),
+        (
+            ["data.heldout_share=0"],
+            "trainer.val_episodes asks for an evaluation, but no prompt is held out: give "
+            "data.val_files, or trainer.val_episodes=0.",
+        ),
     ],
 )
 def test_a_plan_refuses_small_files_that_leave_nothing_to_train_on(
@@ -368,6 +373,14 @@ def test_a_plan_refuses_small_files_that_leave_nothing_to_train_on(
     status, said = plan(f"data.train_files=[{file}]", *words)
     assert status == REFUSED
     assert said.startswith(f"siirl: {expected}")
+
+
+def test_a_plan_of_small_files_without_an_evaluation_needs_no_held_out_prompt(
+    plan, tmp_path: Path
+) -> None:
+    file = written(tmp_path / "prompts.jsonl", [row(1)])
+    words = (f"data.train_files=[{file}]", "data.heldout_share=0")
+    assert plan(*words, "trainer.val_episodes=0")[0] == 0
 
 
 def test_a_plan_says_how_many_rows_it_read(

@@ -1,6 +1,7 @@
 """Prompts and turns as tokens: the tiny template, ChatML, no template, incomplete tokenizers."""
 
 import json
+import logging
 
 import pytest
 from hypothesis import given, settings
@@ -41,6 +42,14 @@ def chat(template="tiny", **tokens):
 
 def test_a_bare_question_stays_bare():
     assert chat().encode_prompt([QUESTION]) == tuple(b"12+34=")
+
+
+def test_a_prompt_beyond_the_tokenizers_limit_gets_no_warning_of_transformers(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [caplog.handler])
+    short = chat()
+    short.tokenizer.model_max_length = 3
+    assert len(short.encode_prompt([QUESTION])) == 6
+    assert caplog.messages == []
 
 
 def test_a_turn_after_an_ended_one_begins_with_what_is_new():

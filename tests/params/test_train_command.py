@@ -231,8 +231,29 @@ def test_a_resumed_run_whose_server_has_another_environment_is_refused_and_not_s
         resumed = [f"trainer.resume={run}", "trainer.total_steps=4"]
         assert main(["--plan", *words, *resumed]) == status
     said = capsys.readouterr().err
-    assert ("has tasks=['Echo'], but this run has ['Chess']. Resume with the same" in said) == (
-        status == REFUSED
+    assert (
+        "has tasks [Echo], but this run has [Chess] (the environment of the server at "
+        f"env.url={server.url}). Resume with the same, or start" in said
+    ) == (status == REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("trainer.seed=2",), "seed 1, but this run has 2 (data.seed, by default trainer.seed). "),
+        (("env.id=Acrobot-v1",), "tasks [CartPole-v1], but this run has [Acrobot-v1] (env.id). "),
+    ],
+)
+def test_a_resumed_run_of_other_episodes_is_refused_with_the_key(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = TaskLoader(tasks=["CartPole-v1"], prompts_per_step=4, seed=1)
+    run = run_of_three_steps(tmp_path / "run", {"loader": stream.state_dict()})
+    assert main(["--plan", *GYM, "trainer.seed=1", f"trainer.resume={run}", *words]) == REFUSED
+    assert (
+        f"The checkpoint's run has {said}Resume with the same, or start a new run from the "
+        "checkpoint's weights (actor_rollout_ref.model.path=CHECKPOINT/actor)."
+        in capsys.readouterr().err
     )
 
 
@@ -257,8 +278,9 @@ def test_a_run_of_another_model_is_refused_with_its_own_configuration(
     assert main(["--plan", *GYM, f"trainer.resume={three_steps}"]) == REFUSED
     assert (
         f"trainer.resume={three_steps}: that run has actor_rollout_ref.model.policy=causal_lm, "
-        "but this job has tiny_vla. Repeat the words of its command, or add --config "
-        f"{three_steps}/config.yaml." in capsys.readouterr().err
+        "but this job has tiny_vla. Repeat the words of its command, or replace them all by "
+        f"trainer.resume={three_steps} --config {three_steps}/config.yaml."
+        in capsys.readouterr().err
     )
 
 
@@ -268,7 +290,6 @@ def test_a_run_of_another_model_is_refused_with_its_own_configuration(
         ("env.max_episode_steps=null", "env.max_episode_steps=40"),
         ("data.train_batch_size=4", "data.train_batch_size=8"),
         ("env.id=Acrobot-v1", "env.id=CartPole-v1"),
-        ("env.kwargs={sutton_barto_reward: true}", "env.kwargs={}"),
     ],
 )
 def test_a_run_of_segments_is_not_continued_where_its_episodes_would_differ(
@@ -295,10 +316,41 @@ def test_all_changes_of_running_episodes_are_named_and_equal_arguments_are_not(
     own = ("env.max_episode_steps=80", "env.kwargs={g: 5.0, render_mode: null}")
     assert main(["--plan", *job, "cluster=local", f"trainer.resume={three_steps}", *own]) == REFUSED
     assert (
-        "that run has env.max_episode_steps=90 env.kwargs={g: 9.8}, but this job has "
-        "env.max_episode_steps=80 env.kwargs={g: 5.0}, and its running episodes"
+        "that run has env.max_episode_steps=90 and env.kwargs.g=9.8, but this job has "
+        "env.max_episode_steps=80 and env.kwargs.g=5.0, and its running episodes"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("its", "own", "said"),
+    [
+        ("{}", "{g: 9.8}", "that run has no env.kwargs.g, but this job has env.kwargs.g=9.8"),
+        ("{g: null}", "{}", "that run has env.kwargs.g=null, but this job has no env.kwargs.g"),
+    ],
+)
+def test_an_environment_argument_of_one_run_alone_is_named_by_itself(
+    three_steps: Path, capsys: pytest.CaptureFixture[str], its: str, own: str, said: str
+) -> None:
+    (three_steps / "config.yaml").write_text(f"env: {{kwargs: {its}}}")
+    job = ("env=gymnasium", "env.id=Pendulum-v1", "pipeline=ppo", "trainer=classic_control")
+    words = ("cluster=local", f"trainer.resume={three_steps}", f"env.kwargs={own}")
+    assert main(["--plan", *job, *words]) == REFUSED
+    assert f"{said}, and its running episodes" in capsys.readouterr().err
+
+
+def test_the_remedy_of_a_refused_resume_is_not_refused(
+    three_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Groups beside --config would override the run's keys."""
+    job = [*GYM[1:], "pipeline=ppo", "trainer=classic_control", "cluster=local"]
+    assert main([*job, "env.kwargs.sutton_barto_reward=true", "--cfg", "job"]) == 0
+    (three_steps / "config.yaml").write_text(capsys.readouterr().out)
+    assert main(["--plan", *job, f"trainer.resume={three_steps}"]) == REFUSED
+    said = capsys.readouterr().err.strip()
+    words = said.partition("or replace them all by ")[2].removesuffix(".").split()
+    assert words[0] == f"trainer.resume={three_steps}"
+    assert main(["--plan", *words]) == 0
 
 
 def test_a_run_of_other_options_is_refused_and_not_started(

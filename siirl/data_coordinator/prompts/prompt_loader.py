@@ -19,8 +19,20 @@ from siirl.data_coordinator.prompts.dataset import PartitionedRLHFDataset, Promp
 from siirl.data_coordinator.prompts.index import Encode, Gather, build_index
 from siirl.data_coordinator.prompts.joined_files import CheckRow, check_truth, open_prompt_files
 from siirl.data_coordinator.prompts.read_ahead import in_batches
-from siirl.data_coordinator.prompts.split import counts_of, describe_split, split_prompts
-from siirl.data_coordinator.task_stream import LOADER_COLUMNS, Outcomes, check_prompts_per_step
+from siirl.data_coordinator.prompts.split import (
+    counts_of,
+    describe_split,
+    nothing_held_out,
+    split_prompts,
+)
+from siirl.data_coordinator.task_stream import (
+    LOADER_COLUMNS,
+    SAME_OR_NEW,
+    SEED_KEYS,
+    Outcomes,
+    check_prompts_per_step,
+    other_stream,
+)
 from siirl.errors import CheckpointError, ConfigError
 from siirl.params.data_args import DataArguments
 
@@ -180,15 +192,17 @@ class PromptLoader:
             CheckpointError: It belongs to a stream of other prompts or another seed.
         """
         own = self.state_dict()
-        for name in ("seed", "prompts", "questions"):
-            if state.get(name) != own[name]:
-                raise CheckpointError(
-                    f"The checkpoint's data stream has {name}={state.get(name)!r}, and this run "
-                    f"has {own[name]!r}: other files, another "
-                    "data.seed, or other rows left out (data.max_prompt_length, "
-                    "data.heldout_share). Resume with the same, or start a new "
-                    "run from the checkpoint's weights."
-                )
+        its_seed, its_count = state.get("seed"), state.get("prompts")
+        if its_seed != own["seed"]:
+            raise other_stream("seed", its=its_seed, own=own["seed"], setting=SEED_KEYS)
+        if (its_count, state.get("questions")) != (own["prompts"], own["questions"]):
+            raise CheckpointError(
+                f"The checkpoint's run trains on {its_count} prompts, but this run on "
+                f"{'other ' if its_count == own['prompts'] else ''}{own['prompts']}: other files "
+                "(data.train_files, data.val_files), or other rows left out "
+                "(data.max_prompt_length, data.overlong_prompts, data.heldout_share). "
+                f"{SAME_OR_NEW}"
+            )
         self.position = int(state["position"])
         self._stream = None
 
@@ -208,11 +222,7 @@ class PromptLoader:
             [] if self.heldout is None else _first_of_each_source(self.heldout, prompts_per_source)
         )
         if self.heldout is None or not chosen:
-            raise ConfigError(
-                "trainer.val_episodes asks for an evaluation, but no prompt is held out: give "
-                "data.val_files, a larger data.heldout_share, "
-                "or trainer.val_episodes=0."
-            )
+            raise nothing_held_out(self.dataset.prompts.question_N)
         if len(chosen) > FIRST_TRAINING_SEED:
             raise ConfigError(
                 f"{len(chosen)} held-out prompts exceed the seeds of an evaluation: lower "

@@ -96,9 +96,20 @@ def check_lengths(*, max_prompt_length: int, max_response_length: int, model_len
         )
 
 
+def nothing_held_out(question_N: NDArray[np.uint64]) -> ConfigError:
+    """Refuse an evaluation without held-out prompts; `question_N` are those to train on."""
+    # a larger share could only hold out a single question, and leave none to train on
+    share = "a larger data.heldout_share, " if len(np.unique(question_N)) > 1 else ""
+    return ConfigError(
+        "trainer.val_episodes asks for an evaluation, but no prompt is held out: give "
+        f"data.val_files, {share}or trainer.val_episodes=0."
+    )
+
+
 def describe_split(split: PromptSplit, *, max_prompt_length: int, overlong: str) -> str:
     """Summary of the split, in one line for the console."""
-    parts = [f"{len(split.train_rows)} prompts to train on, {len(split.heldout_rows)} held out"]
+    count = len(split.train_rows)
+    parts = [f"{_prompts(count)} to train on, {len(split.heldout_rows)} held out"]
     if split.too_long or split.too_long_heldout:
         done = "left out" if overlong == "filter" else "cut from the left"
         parts.append(
@@ -108,6 +119,8 @@ def describe_split(split: PromptSplit, *, max_prompt_length: int, overlong: str)
     if split.also_held_out:
         parts.append(
             f"{split.also_held_out} training prompts are left out because they are also held out"
+            if split.also_held_out > 1
+            else "1 training prompt is left out because it is also held out"
         )
     return "; ".join(parts) + "."
 
@@ -132,11 +145,16 @@ def _held_out(question_N: NDArray[np.uint64], *, share: float) -> NDArray[np.boo
     return held_N
 
 
+def _prompts(count: int) -> str:
+    return f"{count} prompt{'' if count == 1 else 's'}"
+
+
 def _nothing_left(train: PromptIndex, held_N: NDArray[np.bool_], max_prompt_length: int) -> str:
     if held_N.all():
         return (
-            f"All {len(train)} prompts of data.train_files are held out: give other files, or a "
-            "smaller data.heldout_share."
+            f"{'The only prompt' if len(train) == 1 else f'All {len(train)} prompts'} of "
+            f"data.train_files {'is' if len(train) == 1 else 'are'} held out: give other files, or "
+            "a smaller data.heldout_share."
         )
     shortest = int(train.length_N[~held_N].min())
     return (
