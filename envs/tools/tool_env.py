@@ -200,6 +200,11 @@ class ToolEnv(Environment):
         descriptions = []
         for toolset in self._toolsets:
             for description in await toolset.descriptions():
+                if owners.get(description.name) is toolset:
+                    raise ValueError(
+                        f"Two tools of {toolset.origin} are called {description.name!r}: rename "
+                        "one of them there."
+                    )
                 if description.name in owners:
                     raise ValueError(
                         two_of_a_name(

@@ -68,6 +68,8 @@ class Toolset(abc.ABC):
 
 def two_of_a_name(name: str, first: str, second: str) -> str:
     """The sentence that refuses two tools called `name`; `first` and `second` offer them."""
+    if first == second:
+        return f"env.kwargs.tools lists {first} twice: remove one of the two entries."
     return (
         f"Two tools are called {name!r}, of {first} and of {second}: remove one of the two from "
         "env.kwargs.tools, or rename the tool where it is offered."

@@ -1,5 +1,5 @@
 """Check of tools behind MCP servers at addresses: a job without its server would fail at every
-episode.
+episode, and one with two tools of a name at the first.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ LISTED_WITHIN_S = 10.0  # a server that takes longer is left to the run, which w
 def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
     """MCP servers of `env.kwargs.tools` at which nothing listens, or that list no tools: the path
     of the url is wrong, or the token, or it is another kind of server; and two that list a tool of
-    the same name.
+    the same name, or one that lists a tool named like a Python function of the tools.
     """
     if "tools" not in env.kwargs:
         return
@@ -23,7 +23,7 @@ def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
     from envs.tools.server_urls import listed_tools, servers_at_addresses, why_unreachable
 
     absent = set()
-    owners: dict[str, str] = {}  # of each tool: its server
+    owners = _functions_of(env)  # of each tool: the function, or its server
     for server in servers_at_addresses(env.kwargs["tools"]):
         url = server["url"]
         if url in absent:
@@ -46,3 +46,18 @@ def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
         if shared is not None:
             yield ConfigError(two_of_a_name(shared, owners[shared], owner))
         owners.update(dict.fromkeys(names, owner))
+
+
+def _functions_of(env: EnvArguments) -> dict[str, str]:
+    """The Python functions among the tools in words, by name; the environment has accepted them.
+    Strings in `tools` of a user's own environment may mean something else.
+    """
+    from envs.tools.signatures import function_and_model
+
+    if env.name != "tools":
+        return {}
+    return {
+        function_and_model(entry)[0].__name__: f"the Python function {entry!r}"
+        for entry in env.kwargs["tools"]
+        if isinstance(entry, str)
+    }

@@ -14,6 +14,8 @@ from siirl.preflight.early_checks import check_early
 from siirl.preflight.tool_checks import tool_server_problems
 from tests.envs.tools.http_server import PlainHttpServer
 
+CALCULATOR = "envs.tools.arithmetic:calculator"
+
 
 def problems(tools: str) -> list[str]:
     config = parse_config(["pipeline=grpo", "env=tools", f"env.kwargs.tools={tools}"])
@@ -50,11 +52,45 @@ def test_two_servers_with_a_tool_of_the_same_name_are_refused_with_both_and_the_
         ]
 
 
+def test_a_function_and_a_server_with_a_tool_of_the_same_name_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests_tool_checks.py").write_text(
+        "def greet(name: str) -> str:\n    return name\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with PlainHttpServer() as server:
+        config = parse_config(
+            [
+                "pipeline=grpo",
+                "env=tools",
+                f"env.kwargs.tools=['tests_tool_checks:greet', {{mcp: {{url: '{server.url}'}}}}]",
+            ]
+        )
+        with pytest.raises(
+            ConfigError,
+            match="Two tools are called 'greet', of the Python function "
+            f"'tests_tool_checks:greet' and of the MCP server '{server.url}': remove one",
+        ):
+            check_early(config)
+
+
+def test_a_function_that_is_listed_twice_is_refused() -> None:
+    config = parse_config(
+        ["pipeline=grpo", "env=tools", f"env.kwargs.tools=['{CALCULATOR}', '{CALCULATOR}']"]
+    )
+    with pytest.raises(ConfigError, match="Two tools are called 'calculator'"):
+        check_early(config)
+
+
 def test_a_server_that_is_named_twice_is_refused() -> None:
     with PlainHttpServer() as server:
         at = f"{{mcp: {{url: '{server.url}'}}}}"
         (problem,) = problems(f"[{at}, {at}]")
-    assert problem.startswith("Two tools are called 'greet', of the MCP server")
+    assert problem == (
+        f"env.kwargs.tools lists the MCP server '{server.url}' twice: remove one of the two "
+        "entries."
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,6 +159,6 @@ def test_each_absent_server_is_named_once_and_programs_are_not_started() -> None
     at = f"{{mcp: {{url: '{server.url}'}}}}"
     other = f"{{mcp: {{url: '{server.url}', fresh: false}}}}"
     [problem] = problems(
-        f"['a:b', {at}, {other}, {at}, {{mcp: {{command: nothing}}}}, {{program: 'a:b'}}]"
+        f"['{CALCULATOR}', {at}, {other}, {at}, {{mcp: {{command: nothing}}}}, {{program: 'a:b'}}]"
     )
     assert server.url in problem

@@ -17,6 +17,7 @@ from envs.tools.tool_env import ToolEnv
 from envs.worker_pool import WorkerSettings, lease, release
 from siirl.env_server.pool import EnvPool
 from siirl.errors import SimulationFailed
+from tests.envs.tools import http_server
 
 CALCULATOR = "envs.tools.arithmetic:calculator"
 DEADLINE_S = 600.0  # of tools that do not hang: a busy machine may take its time
@@ -258,11 +259,19 @@ def test_tools_of_an_mcp_server_are_called_from_an_episode(notes_server):
     assert final[2]
 
 
-def test_two_servers_with_a_tool_of_the_same_name_are_refused_with_both(notes_server):
+def test_a_server_that_is_listed_twice_is_refused(notes_server):
     patient = notes_server | {"deadline_s": 600.0, "start_deadline_s": 600.0}
     env = make(tools=[{"mcp": patient}, {"mcp": patient | {"fresh": False}}])
-    with pytest.raises(ValueError, match=r"of the MCP server '.*' and of the MCP server '.*notes_"):
+    with pytest.raises(ValueError, match=r"tools lists the MCP server '.*notes_.*' twice: remove"):
         play(env)
+
+
+def test_a_server_that_lists_a_tool_twice_is_refused(monkeypatch):
+    monkeypatch.setattr(http_server, "TOOLS", ("greet", "greet"))
+    with http_server.PlainHttpServer() as server:
+        env = make(tools=[{"mcp": {"url": server.url}}])
+        with pytest.raises(ValueError, match=r"server '.*' are called 'greet': rename one of them"):
+            play(env)
 
 
 def test_missing_mcp_server_fails_the_episode_and_is_not_a_wrong_answer():
