@@ -14,6 +14,10 @@ from typing import Any
 from envs.names import listed
 from siirl.errors import UnknownNameError
 
+ALIKE = 0.72
+"""Least likeness to a key of another group, of which there are hundreds; difflib's own 0.6 finds
+`groups` for `runs`."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -128,7 +132,7 @@ def unknown_key(
     tried, level = parts[length], sorted({*level, *(groups if length == 0 else ())})
     nearest = [prefix + name for name in difflib.get_close_matches(tried, level, n=1)]
     leaves = [name.split(".")[-1] for name in known]
-    alike = difflib.get_close_matches(parts[-1], leaves, n=1)
+    alike = difflib.get_close_matches(parts[-1], leaves, n=1, cutoff=ALIKE)
     elsewhere = [name for name, leaf in zip(known, leaves, strict=True) if leaf in alike]
     # `data.lr` is a misplaced `...optim.lr`; `trainer.total_step` a misspelt neighbour.
     proposals = nearest if nearest and length == len(parts) - 1 else (elsewhere or nearest)

@@ -186,6 +186,12 @@ def test_a_key_without_its_group_is_refused_with_its_place() -> None:
     )
 
 
+def test_keys_of_all_groups_are_suggested_only_when_they_are_near() -> None:
+    assert "Did you mean 'trainer.val_episodes'?" in refusal("episodes=5")
+    for far in ("runs=x", "rn=x"):  # not dag.groups, nor the rank of lora
+        assert "Did you mean" not in refusal(far)
+
+
 def test_a_misspelt_option_is_refused_with_the_known_ones() -> None:
     known = "dapo, embodied_srpo, grpo, ppo, remax"
     assert (
