@@ -119,9 +119,9 @@ def check_heldout_share(share: float, *, may_be_zero: bool = True) -> None:
         raise ValueError(f"heldout_share must be {lower} 0 and below 1, got {share}.")
 
 
-def not_running(call: str = "step") -> RuntimeError:
-    """The error of a `call` that needs a running episode."""
-    return RuntimeError(f"The episode has ended or was never started: call reset before {call}.")
+def not_running() -> RuntimeError:
+    """The error of a step that needs a running episode."""
+    return RuntimeError("The episode has ended or was never started: call reset before step.")
 
 
 def checked_seed(seed: int | None) -> int | None:

@@ -46,6 +46,15 @@ MAX_MESSAGE_MIB = 64  # below openenv-core's own 100; an image of 4096x4096 has 
 MAX_OBSERVATION_CHARACTERS = 16_384
 DEADLINE_S, CONNECT_DEADLINE_S = 30.0, 20.0  # together below env.deadline_s, 60
 
+NOT_FOR_SIIRL = {
+    "action_field": "whose actions have a fixed form",
+    "observation_field": "whose observation the model reads as a whole",
+    "instructions": "whose observations contain the task",
+    "max_episode_steps": "which reports its own value",
+    "replayable": "which reports its own value",
+}
+"""Arguments that `siirl serve` makes unnecessary, and why."""
+
 
 class _Play(Protocol):
     spec: EnvSpec
@@ -231,19 +240,13 @@ class _TextArguments:
     max_observation_characters: int
 
     def refuse(self) -> None:
-        """Raise ValueError if an argument is given that a siirl server reports itself."""
-        for name in (
-            "action_field",
-            "observation_field",
-            "instructions",
-            "max_episode_steps",
-            "replayable",
-        ):
+        """Raise ValueError if an argument is given that a siirl server does not need."""
+        for name, reason in NOT_FOR_SIIRL.items():
             value = getattr(self, name)
             if value not in (None, ""):
                 raise ValueError(
                     f"{name}={value!r} is for other OpenEnv servers; this one is `siirl serve`, "
-                    "which reports its own value: leave it out."
+                    f"{reason}: leave it out."
                 )
 
 

@@ -11,6 +11,7 @@ represent, which stay on the server.
 
 import base64
 import binascii
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -347,5 +348,11 @@ def _without_nan(value: Any, *, depth: int) -> Any:
 
 
 def _wrong(value: Any, expected: str, *, where: str) -> ValueError:
-    found = value if isinstance(value, str) and len(value) < 60 else shortened(value)
+    found = value if isinstance(value, str) and len(value) < 60 else shortened_json(value)
     return ValueError(f"{where} is {found} instead of {expected}")
+
+
+def shortened_json(value: Any, *, characters: int = 80) -> str:
+    """A received value as JSON, truncated for an error message; see `envs.text.shortened`."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= characters else text[: characters - 1] + "…"

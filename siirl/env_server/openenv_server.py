@@ -38,7 +38,7 @@ from envs.base import EnvSpec
 from envs.names import listed, nearest
 from envs.openenv.session import CAPACITY_REACHED
 from envs.openenv.space_play import ACTIONS, INFO, OBSERVATION
-from envs.openenv.wire import SPEC, from_json, info_to_json, spec_to_json, to_json
+from envs.openenv.wire import SPEC, from_json, info_to_json, shortened_json, spec_to_json, to_json
 from envs.text import GROUND_TRUTH, shortened
 from siirl import __version__
 from siirl.env_server.pool import EnvPool
@@ -232,10 +232,13 @@ class _Episode:
         episode_id = options.pop("episode_id", None)
         seed = options.pop("seed", None)
         if seed is not None and (type(seed) is not int or seed < 0):
-            raise Mistake("VALIDATION_ERROR", f"seed must be 0 or more, got {shortened(seed)}")
+            raise Mistake(
+                "VALIDATION_ERROR",
+                f"seed must be a whole number of 0 or more, got {shortened_json(seed)}",
+            )
         if episode_id is not None and not isinstance(episode_id, str):
             raise Mistake(
-                "VALIDATION_ERROR", f"episode_id must be text, got {shortened(episode_id)}"
+                "VALIDATION_ERROR", f"episode_id must be text, got {shortened_json(episode_id)}"
             )
         for name in KEPT_HERE:
             if name in options:
@@ -304,13 +307,13 @@ def _actions(data: Message, *, space: spaces.Space[Any]) -> list[Any]:
         raise Mistake(
             "VALIDATION_ERROR",
             f"a step takes {single!r}, or {ACTIONS!r} with 1 to {MAX_CHUNK} of them, and not both, "
-            f"got {shortened(data)}",
+            f"got {shortened_json(data)}",
         )
     _refuse_unknown(data, known=(single, ACTIONS, METADATA), place="a step")
     if not isinstance(data.get(METADATA, {}), dict):  # not even null, as in openenv-core
         raise Mistake(
             "VALIDATION_ERROR",
-            f"{METADATA} of a step must be an object, got {shortened(data[METADATA])}",
+            f"{METADATA} of a step must be an object, got {shortened_json(data[METADATA])}",
         )
     return [
         checked_action(from_json(action, space, where=f"action {number}"), space=space)
@@ -343,9 +346,9 @@ def _read(text: str | bytes) -> tuple[str, Message]:
     kind, data = message["type"], message.get("data", {})
     _refuse_unknown(message, known=("type", "data"), place="a message")
     if not isinstance(data, dict):
-        raise Mistake("VALIDATION_ERROR", f"data must be an object, got {shortened(data)}")
+        raise Mistake("VALIDATION_ERROR", f"data must be an object, got {shortened_json(data)}")
     if data and kind in WITHOUT_DATA:
-        raise Mistake("VALIDATION_ERROR", f"{kind} takes no data, got {shortened(data)}")
+        raise Mistake("VALIDATION_ERROR", f"{kind} takes no data, got {shortened_json(data)}")
     return kind, data
 
 

@@ -128,7 +128,7 @@ class Slot:
             SimulationFailed: The servers of this episode failed too often.
         """
         if self._episode is None or self._episode.ended:
-            raise not_running("step_chunk")
+            raise not_running()
         result: StepResult = await self._carry_out("step_chunk", (own_actions(actions),))
         self._tally.steps += int(result[-1]["executed"])
         return result

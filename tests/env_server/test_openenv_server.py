@@ -136,11 +136,25 @@ def test_some_tasks_of_a_server_can_be_chosen(token_file: str) -> None:
             OpenEnvEnv(url=server.url, token_file=token_file, tasks=["sums-3"])
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("action_field", "text", "whose actions have a fixed form"),
+        ("observation_field", "text", "whose observation the model reads as a whole"),
+        ("instructions", "Add.", "whose observations contain the task"),
+        ("max_episode_steps", 3, "which reports its own value"),
+        ("replayable", False, "which reports its own value"),
+    ],
+)
 def test_settings_for_texts_are_refused_for_an_environment_of_siirl(
-    adder: ServerThread, token_file: str
+    adder: ServerThread, token_file: str, name: str, value: Any, reason: str
 ) -> None:
-    with pytest.raises(ValueError, match="action_field='text' is for other OpenEnv servers"):
-        OpenEnvEnv(url=adder.url, token_file=token_file, action_field="text")
+    with pytest.raises(
+        ValueError,
+        match=f"{name}={value!r} is for other OpenEnv servers; this one is `siirl serve`, "
+        f"{reason}: leave it out",
+    ):
+        OpenEnvEnv(url=adder.url, token_file=token_file, **{name: value})
 
 
 def test_an_environment_without_the_token_is_refused(adder: ServerThread) -> None:
@@ -219,8 +233,8 @@ def step(**data: Any) -> dict[str, Any]:
         ("{", "INVALID_JSON", "invalid JSON"),
         ("[" * 100_000, "INVALID_JSON", "invalid JSON"),
         ([1], "VALIDATION_ERROR", "a message is {type, data}"),
-        ({"type": "step", "data": "5"}, "VALIDATION_ERROR", "data must be an object, got '5'"),
-        ({"type": "reset", "data": None}, "VALIDATION_ERROR", "data must be an object, got None"),
+        ({"type": "step", "data": "5"}, "VALIDATION_ERROR", 'data must be an object, got "5"'),
+        ({"type": "reset", "data": None}, "VALIDATION_ERROR", "data must be an object, got null"),
         ({"type": "state", "data": {"a": 1}}, "VALIDATION_ERROR", "state takes no data, got {"),
         (
             {**step(text="5"), "sed": None},
@@ -247,13 +261,17 @@ def step(**data: Any) -> dict[str, Any]:
         (
             step(text="5", metadata="note"),
             "VALIDATION_ERROR",
-            "metadata of a step must be an object, got 'note'",
+            'metadata of a step must be an object, got "note"',
         ),
-        (step(text="5", metadata=None), "VALIDATION_ERROR", "must be an object, got None"),
+        (step(text="5", metadata=None), "VALIDATION_ERROR", "must be an object, got null"),
+        (step(actions=[None]), "VALIDATION_ERROR", "action 0 is null instead of text"),
         (reset(metadata="note"), "VALIDATION_ERROR", "Unknown reset option 'metadata'."),
         (reset(episode_id=7), "VALIDATION_ERROR", "episode_id must be text, got 7"),
         (step(text=None), "VALIDATION_ERROR", "a step takes 'text', or 'actions'"),
-        (reset(seed=-1), "VALIDATION_ERROR", "seed must be 0 or more"),
+        (reset(seed=-1), "VALIDATION_ERROR", "seed must be a whole number of 0 or more, got -1"),
+        (reset(seed="a"), "VALIDATION_ERROR", 'a whole number of 0 or more, got "a"'),
+        (reset(seed=1.5), "VALIDATION_ERROR", "a whole number of 0 or more, got 1.5"),
+        (reset(seed=True), "VALIDATION_ERROR", "a whole number of 0 or more, got true"),
         (reset(task="sums-9"), "VALIDATION_ERROR", "Did you mean 'sums-1'?"),
         (reset(frames={}), "VALIDATION_ERROR", "siirl serve takes no option 'frames'"),
         (
@@ -322,7 +340,8 @@ def test_a_step_before_reset_and_after_the_end_is_an_error(adder: ServerThread) 
         "observation",
         "error",
     ]
-    assert "call reset before" in answers[3]["data"]["message"]
+    for answer in (answers[0], answers[3]):
+        assert answer["data"]["message"].endswith("call reset before step.")
 
 
 def test_the_state_counts_steps_and_names_the_episode(adder: ServerThread) -> None:

@@ -25,9 +25,9 @@ def test_an_array_without_numbers_stays_at_the_server() -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ({"a": 1}, "action 0 is {'a': 1} instead of float32 (2,) in lists or in {dtype, shape, "),
-        ([True, 0.5], "action 0 is [True, 0.5] instead of float32 (2,)"),
-        ([1, False], "action 0 is [1, False] instead of float32 (2,)"),
+        ({"a": 1}, 'action 0 is {"a": 1} instead of float32 (2,) in lists or in {dtype, shape, '),
+        ([True, 0.5], "action 0 is [true, 0.5] instead of float32 (2,)"),
+        ([1, False], "action 0 is [1, false] instead of float32 (2,)"),
         (
             {"dtype": "int8", "shape": [2], "base64": ""},
             "action 0 is int8 [2] instead of float32 (2,)",
