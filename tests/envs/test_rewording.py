@@ -25,11 +25,9 @@ def rewordings(instruction):
     found = set()
     for seed in SEEDS:
         sentence = reworded(instruction, np.random.default_rng(seed))
-        (bare,) = [
-            match[1]
-            for frame in FRAMES
-            if (match := re.fullmatch(frame.replace("{}", "(.+)"), sentence))
-        ]
+        frames = [frame for frame in FRAMES if re.fullmatch(frame.format("(.+)"), sentence)]
+        # "could you please open it" also begins with "could you"
+        bare = sentence.removeprefix(max(frames, key=len).format(""))
         found.add(bare)
     return found
 
