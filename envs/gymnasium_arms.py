@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from envs.arguments import check_counts
 from envs.base import Environment
 from envs.gymnasium import GymnasiumEnv
-from envs.libero.folders import silence_robosuite
+from envs.libero.folders import prepare_robosuite
 from envs.offscreen import choose_backend
 
 INSTALL = "pip install --no-deps gymnasium-robotics==1.4.2 pettingzoo==1.27.0"  # of the Fetch arms
@@ -157,7 +157,7 @@ class LiftArm(Arm):
     def __init__(self, size: int = 64, render_mode: str | None = "rgb_array") -> None:
         check_counts(size=size)
         choose_backend()  # before MuJoCo is imported
-        silence_robosuite()
+        prepare_robosuite()
         import mujoco
 
         robosuite: Any = importlib.import_module("robosuite")

@@ -70,10 +70,8 @@ def import_libero() -> Any:
     choose_backend()  # before the imports of MuJoCo and robosuite, which read MUJOCO_GL
     config = cache_folder() / "config"
     _write_config(config)
-    # robosuite's functions, compiled once: 5 s
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
     try:
-        silence_robosuite()
+        prepare_robosuite()
         # LIBERO imports its colour maps
         own = os.environ.get("MPLCONFIGDIR") or str(cache_folder() / "matplotlib")
         with (
@@ -90,8 +88,12 @@ def import_libero() -> Any:
         ) from missing
 
 
-def silence_robosuite() -> None:
-    """Sets macros that robosuite's logger reads at import, when it opens /tmp/robosuite.log."""
+def prepare_robosuite() -> None:
+    """Sets what robosuite reads at its import: the folder of its compiled functions, and macros
+    without which its logger opens /tmp/robosuite.log.
+    """
+    # compiled once, which takes 5 s
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
     found = importlib.util.find_spec("robosuite")
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'robosuite'")
