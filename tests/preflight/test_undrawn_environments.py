@@ -3,38 +3,19 @@ with a broken one they are refused before the start.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 
 from envs.base import ENCODER_STREAM, RECORDER_STREAM
 from envs.registry import env_spec
 from siirl.terminal.exit_status import REFUSED
 from siirl.train import main
-from tests.envs.broken_drawing import ID as BROKEN_ID
-from tests.envs.broken_drawing import Broken
+from tests.envs.undrawn_environments import ID as BROKEN_ID
+from tests.envs.undrawn_environments import Broken, Undrawn
 
 ID, ANNULLED_ID = "siirl-undrawn/Env-v0", "siirl-undrawn/Annulled-v0"
 UNFILMED = ("trainer.record_episodes=0", "trainer.record_val_episodes=0")
-
-
-class Undrawn(gymnasium.Env[Any, Any]):
-    """Declares pictures, but has no `render`."""
-
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium's form)
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
 class Annulled(Undrawn):

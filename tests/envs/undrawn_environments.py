@@ -1,4 +1,6 @@
-"""A Gymnasium environment whose `render` always fails, registered at import."""
+"""Gymnasium environments that declare pictures and draw none; the broken one is registered at
+import.
+"""
 
 from typing import Any
 
@@ -8,8 +10,8 @@ import numpy as np
 ID = "siirl-undrawn/Broken-v0"
 
 
-class Broken(gymnasium.Env[Any, Any]):
-    """Declares pictures that cannot be drawn."""
+class Undrawn(gymnasium.Env[Any, Any]):
+    """Declares pictures, but has no `render`."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium's form)
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
@@ -24,7 +26,15 @@ class Broken(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Go on."""
-        return np.zeros(1, np.float32), 0.0, False, False, {"success": False}
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+class Broken(Undrawn):
+    """Its `render` always fails."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Go on, without success."""
+        return (*super().step(action)[:4], {"success": False})
 
     def render(self) -> Any:
         """Fail."""
