@@ -253,6 +253,10 @@ class RankBuilder(abc.ABC):
     def longest_response(self, module: Any) -> int:
         """Tokens of the longest possible response."""
 
+    def decision_tokens(self, module: Any) -> int:
+        """Tokens of a decision."""
+        return 1
+
     @abc.abstractmethod
     def reward(self) -> RewardManager:
         """The job's reward."""
@@ -315,6 +319,7 @@ class RankBuilder(abc.ABC):
             * rows_per_episode(self.spec),
             seed=self.config.trainer.seed,
             horizon=self.longest_response(engine.module),
+            decision_tokens=self.decision_tokens(engine.module),
             observe=self.observer(engine.module),
         )
 

@@ -104,6 +104,10 @@ class EmbodiedBuilder(RankBuilder):
         """See `RankBuilder`."""
         return self.spec.max_episode_steps * module.action_tokenizer.dimensions
 
+    def decision_tokens(self, module: Policy) -> int:
+        """See `RankBuilder`."""
+        return module.tokens_per_chunk
+
     def reward(self) -> RewardManager:
         """See `RankBuilder`; holds the embeddings of `reward.demonstrations`."""
         reward = self.config.reward

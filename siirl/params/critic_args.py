@@ -51,7 +51,7 @@ class CriticArguments:
     )
     normalize_returns: bool = option(
         True,
-        "Predict returns standardised by their running mean and standard deviation.",
+        "Predict returns standardised by the mean and standard deviation of all returns so far.",
         why="the same learning rate and clip range then fit returns of 0.3 and of 300 (PopArt, "
         "arXiv 1602.07714)",
     )

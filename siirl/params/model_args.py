@@ -32,6 +32,7 @@ LOSS_AGGREGATIONS = (
     "seq-mean-token-mean",
     "seq-mean-token-sum-norm",
 )
+RATIO_LEVELS = ("token", "decision")
 IMPORTANCE_LEVELS = ("token", "sequence", "geometric")
 IMPORTANCE_BOUNDS = ("truncate", "mask")
 FLAT_SCHEDULES = ("constant", "constant_with_warmup")
@@ -243,6 +244,14 @@ class ActorArguments:
         metadata=described(
             "Options of this loss, for example {tau_neg: 1.05}; docs/algorithms.md lists them."
         ),
+    )
+    ratio_level: str = option(
+        "token",
+        "Level of the loss: decision has one probability ratio for a whole decision (a chunk of "
+        "actions, all dimensions), the product of its tokens' ratios; its KL and entropy are sums "
+        "over the tokens.",
+        why="SimpleVLA-RL's, for policies of action tokens",
+        choices=RATIO_LEVELS,
     )
     importance: ImportanceArguments = field(default_factory=ImportanceArguments)
     clip_ratio: float = option(

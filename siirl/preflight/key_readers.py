@@ -48,6 +48,7 @@ NOT_FILMED = "text jobs have no videos; trainer.save_rollouts keeps their texts"
 ROBOTS_ONLY: Mapping[str, str] = {
     "actor_rollout_ref.model.options": "the model folder defines a language model",
     "actor_rollout_ref.actor.micro_batch_chunks": "text jobs set micro_batch_tokens",
+    "actor_rollout_ref.actor.ratio_level": "each token of a text is a decision",
     "actor_rollout_ref.embodied.recorder_every": NOT_FILMED,
     "actor_rollout_ref.embodied.recorder_size": NOT_FILMED,
     "actor_rollout_ref.rollout.noise_correlation": "tokens of a text are not a movement over time",

@@ -133,11 +133,23 @@ def make_engine(
 
 
 def make_actor(
-    engine: TrainEngine, *, seed: int = 0, horizon: int | None = 20, **config: Any
+    engine: TrainEngine,
+    *,
+    seed: int = 0,
+    horizon: int | None = 20,
+    decision_tokens: int = 1,
+    **config: Any,
 ) -> Actor:
     """An actor whose mini-batches are the whole batch, by default."""
     arguments = ActorArguments(**{"ppo_mini_batch_size": 1000, **config})
-    return Actor(engine=engine, config=arguments, rollouts_per_prompt=1, seed=seed, horizon=horizon)
+    return Actor(
+        engine=engine,
+        config=arguments,
+        rollouts_per_prompt=1,
+        seed=seed,
+        horizon=horizon,
+        decision_tokens=decision_tokens,
+    )
 
 
 def weights(engine: TrainEngine) -> dict[str, torch.Tensor]:

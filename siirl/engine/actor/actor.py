@@ -55,6 +55,7 @@ class Actor:
             random; defaults to that of `trainer.seed`.
         horizon: Tokens of the longest possible response; needed by
             `loss_agg_mode=seq-mean-token-sum-norm` only.
+        decision_tokens: Tokens of a decision; read with `ratio_level=decision` only.
         observe: Called with this rank's rows after an update, on every rank.
 
     Raises:
@@ -69,12 +70,13 @@ class Actor:
         rollouts_per_prompt: int,
         seed: int = 0,
         horizon: int | None = None,
+        decision_tokens: int = 1,
         observe: Callable[[TensorDict], None] | None = None,
     ) -> None:
         self.engine = engine
         self.observe = observe
         self.config = config
-        self.loss = ActorLoss(config, horizon=horizon)
+        self.loss = ActorLoss(config, horizon=horizon, decision_tokens=decision_tokens)
         self.rows_per_mini_batch = config.ppo_mini_batch_size * rollouts_per_prompt
         self.generator = torch.Generator().manual_seed(seed)
 

@@ -1,7 +1,9 @@
 """Loss of the actor's update, built from its configuration: policy loss, entropy, KL, aggregation.
 
 The loss of a token is `policy loss * importance weight - entropy_coef * entropy + kl_loss_coef *
-KL`; all terms are aggregated in the same way, with denominators over the whole mini-batch.
+KL`; all terms are aggregated in the same way, with denominators over the whole mini-batch. With
+`ratio_level=decision` all of this holds for decisions: a decision's tokens become one before the
+loss.
 `ActorLoss` refuses an invalid configuration at construction.
 """
 
@@ -30,6 +32,7 @@ from siirl.algos.policy_losses import (
 )
 from siirl.algos.ranks import Ranks
 from siirl.algos.tensor_checks import as_bool_mask, require_finite, require_same_shape
+from siirl.engine.actor.decision_columns import executed_decisions, of_decisions
 from siirl.engine.training.batch_loss import LossSum
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import ActorArguments
@@ -44,6 +47,7 @@ MEAN_GAP = "rollout/log_prob_gap_mean"
 COMPARED = "compared tokens"
 BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 ALGOS = "siirl.algos."
+DECISION = "decision"
 
 # Aggregations that add tokens up.
 SUMS = frozenset({"token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"})
@@ -56,21 +60,31 @@ class ActorLoss:
         config: The group `actor_rollout_ref.actor`.
         horizon: Tokens of the longest possible response; needed by
             `loss_agg_mode=seq-mean-token-sum-norm` only.
+        decision_tokens: Tokens of a decision, of which a row has a multiple; read with
+            `ratio_level=decision` only.
 
     Raises:
         ConfigError: An unknown loss, option, aggregation or KL estimator, one that lacks a setting,
             or inconsistent bounds.
     """
 
-    def __init__(self, config: ActorArguments, *, horizon: int | None = None) -> None:
+    def __init__(
+        self, config: ActorArguments, *, horizon: int | None = None, decision_tokens: int = 1
+    ) -> None:
         self.config = config
-        self.horizon = horizon
+        self.decision_tokens = decision_tokens if config.ratio_level == DECISION else 1
+        self.horizon = None if horizon is None else horizon // self.decision_tokens
         self.name = config.loss
         if self.name not in POLICY_LOSSES:
             raise UnknownNameError.of(
                 kind=f"policy loss ({ACTOR}.loss)", name=self.name, known=POLICY_LOSSES
             )
         self.traits = LOSS_TRAITS[self.name]
+        if config.ratio_level == DECISION and self.selects:
+            raise ConfigError(
+                f"{ACTOR}.loss={self.name} selects single tokens, but {ACTOR}.ratio_level="
+                f"{DECISION} has one ratio for all tokens of a decision: leave one of the two out."
+            )
         self.clip = _bounds(config)
         check_loss_options(self.name, config.loss_options)
         self.aggregation = config.loss_agg_mode or self.traits.aggregation
@@ -154,11 +168,13 @@ class ActorLoss:
             else ""
         )
         settings = f" ({', '.join(options)})" if options else ""
-        return f"{self.name}{settings}, {self.aggregation}{weights}"
+        level = "; a ratio for each decision" if self.config.ratio_level == DECISION else ""
+        return f"{self.name}{settings}, {self.aggregation}{weights}{level}"
 
     def weight(self, rows: TensorDict) -> torch.Tensor:
         """Contribution of these rows to the denominator."""
-        return aggregation_weight(mask_BT=rows["response_mask"], mode=self.aggregation)
+        executed = executed_decisions(rows["response_mask"], tokens=self.decision_tokens)
+        return aggregation_weight(mask_BT=executed, mode=self.aggregation)
 
     def check_columns(self, rows: TensorDict, old_column: str | None) -> None:
         """Refuse numbers of this rank that would fail in a selection over all ranks."""
@@ -215,6 +231,11 @@ class ActorLoss:
             version: Version of these weights; rows of other versions are left out of the
                 comparison. None: no row is left out.
         """
+        gaps: tuple[torch.Tensor, torch.Tensor] | None = None
+        if gap and "rollout_log_probs" in rows:
+            gaps = _log_prob_gap(scores.log_probs_BT, rows, version)
+        if self.decision_tokens > 1:
+            scores, rows = of_decisions(scores, rows, tokens=self.decision_tokens)
         kept_BT = as_bool_mask(rows["response_mask"])
         log_probs_BT = scores.log_probs_BT
         old_BT = (
@@ -241,8 +262,8 @@ class ActorLoss:
             f"actor/{name}": torch.where(kept_BT, value.detach(), 0.0).sum()
             for name, value in tokens_BT.items()
         }
-        if gap and "rollout_log_probs" in rows:
-            gap_BT, compared_BT = _log_prob_gap(log_probs_BT, rows, kept_BT, version)
+        if gaps is not None:
+            gap_BT, compared_BT = gaps
             maxima[LARGEST_GAP] = gap_BT.max()
             sums |= {MEAN_GAP: gap_BT.sum(), COMPARED: compared_BT.sum()}
         aggregated = functools.partial(
@@ -379,12 +400,13 @@ def _parameters(name: str) -> dict[str, Any]:
 
 
 def _log_prob_gap(
-    log_probs_BT: torch.Tensor, rows: TensorDict, kept_BT: torch.Tensor, version: int | None
+    log_probs_BT: torch.Tensor, rows: TensorDict, version: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Absolute differences [B, T] of training and rollout log-probs, and where they are compared.
 
     Only rows of `version` are compared; differences are 0 elsewhere.
     """
+    kept_BT = as_bool_mask(rows["response_mask"])
     if version is not None:
         kept_BT = kept_BT & (rows["policy_version"] == version)[:, None]
     difference_BT = (log_probs_BT.detach() - rows["rollout_log_probs"]).abs()

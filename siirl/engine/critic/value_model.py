@@ -3,9 +3,11 @@
 The head starts at zero: random values would add noise to the first advantages and send random
 gradients through the trunk.
 
-With `normalize_returns` the head predicts returns in deviations from their running mean (`mean`,
-`std`). When these move, the head is rescaled so that no value changes (PopArt: van Hasselt et al.
-2016, arXiv 1602.07714, equation 9). Only the first returns move all values, from 0 to their mean.
+With `normalize_returns` the head predicts returns in deviations from the mean of all returns so far
+(`mean`, `std`). When these move, the head is rescaled so that no value changes (PopArt: van Hasselt
+et al. 2016, arXiv 1602.07714, equation 9). Only the first returns move all values, from 0 to their
+mean. Statistics of the last returns alone would make the unit of a policy whose episodes are all
+alike so small that one failure is a hundred of them: docs/control.md has the measurement.
 """
 
 # N observation or token, D feature
@@ -17,8 +19,6 @@ from siirl.algos.ranks import Ranks
 from siirl.errors import ConfigError
 from siirl.models.policy import Policy
 
-# Decay of the statistics per training step: half of their weight comes from the last seven steps.
-DECAY = 0.9
 SMALLEST_STD = 1e-2  # nearly equal returns do not determine their scale
 
 
@@ -45,7 +45,7 @@ class ValueModel(nn.Module):
         self.normalize_returns = normalize_returns
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
-        # decayed sums: weight, return, squared return
+        # sums over all returns so far: number, return, squared return
         self.register_buffer("moments", torch.zeros(3, dtype=torch.float64))
 
     def forward(
@@ -72,7 +72,7 @@ class ValueModel(nn.Module):
     def observe_returns(
         self, returns_BT: torch.Tensor, kept_BT: torch.Tensor, *, ranks: Ranks
     ) -> None:
-        """Move mean and deviation towards those of these returns, over all ranks.
+        """Add these returns of all ranks to mean and deviation.
 
         Values do not change, except at the first call.
 
@@ -84,19 +84,16 @@ class ValueModel(nn.Module):
         if not self.normalize_returns:
             return
         kept = returns_BT[kept_BT].double()
-        count, total, squares = ranks.sum(
+        found = ranks.sum(
             torch.stack([kept.new_tensor(len(kept)), kept.sum(), kept.square().sum()])
-        ).tolist()
-        if count == 0:
+        )
+        if found[0] == 0:
             return
         first_time = not self.has_seen_returns
-        found = torch.tensor(
-            [1.0, total / count, squares / count], dtype=torch.float64, device=self.moments.device
-        )
-        self.moments.mul_(DECAY).add_(found, alpha=1 - DECAY)
-        weight, first, second = self.moments.tolist()
-        mean = first / weight
-        std = max(0.0, second / weight - (first / weight) ** 2) ** 0.5
+        self.moments.add_(found.to(self.moments.device))
+        count, total, squares = self.moments.tolist()
+        mean = total / count
+        std = max(0.0, squares / count - mean**2) ** 0.5
         self._set_statistics(mean=mean, std=max(std, SMALLEST_STD), keep_values=not first_time)
 
     def _set_statistics(self, *, mean: float, std: float, keep_values: bool) -> None:
