@@ -80,7 +80,8 @@ class WorkerSettings:
     """Whether workers inherit standard error; otherwise it is discarded, as standard output is."""
 
     def __post_init__(self) -> None:
-        checked_deadline("deadline_s", min(self.deadline_s, self.start_deadline_s))
+        checked_deadline("deadline_s", self.deadline_s)
+        checked_deadline("start_deadline_s", self.start_deadline_s)
         if self.num_workers < 1 or self.cpu_s < 0 or self.memory_mib < 0:
             raise ValueError(f"num_workers must be positive, and no limit negative, got {self}.")
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from envs.arguments import HELDOUT_SHARE, check_counts, not_running
 from envs.base import Environment, EnvSpec, Info, StepResult
+from envs.deadlines import checked_deadline
 from envs.math.grading import GRADERS, GRADING_CPU_S, Grader
 from envs.math.math_env import asked_row, grade_info, opening_info, question_source
 from envs.math.question_sources import any_row, can_grade, check_row
@@ -109,6 +110,7 @@ class ToolEnv(Environment):
             max_calls_per_turn=max_calls_per_turn,
             max_tool_characters=max_tool_characters,
         )
+        checked_deadline("tool_deadline_s", tool_deadline_s)
         self._budget = Budget.of(
             max_characters=max_characters, max_tokens=max_tokens, tokenizer=tokenizer
         )

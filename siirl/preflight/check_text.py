@@ -71,7 +71,9 @@ def check_text(config: SiiRLArguments, spec: EnvSpec) -> None:
             overlong=data.overlong_prompts,
         )
         if config.trainer.val_episodes > 0 and not len(split.heldout_rows):
-            raise nothing_held_out(indices[0].question_N[split.train_rows])
+            raise nothing_held_out(
+                indices[0].question_N[split.train_rows], too_long=split.too_long_heldout
+            )
     check_reward_parts(config.reward, config.custom_reward_function, config.reward_model)
     parts = reward_parts(config.reward, config.custom_reward_function)
     if any(part.data_sources for part in parts):

@@ -106,8 +106,19 @@ def test_training_prompts_that_differ_from_a_held_out_one_in_case_or_blanks_are_
 
 def test_nothing_left_to_train_on_is_refused(tmp_path):
     train = written(tmp_path, [row("asked twice")])
-    with pytest.raises(ConfigError, match=r"The only prompt of data.train_files is held out"):
+    with pytest.raises(
+        ConfigError,
+        match=r"The only prompt of data.train_files is also in data.val_files: give other files\.$",
+    ):
         loader(train, val=[written(tmp_path, [row("asked twice")], name="val.jsonl")])
+
+
+def test_held_out_prompts_that_are_all_too_long_are_named_as_such(tmp_path):
+    train = written(tmp_path, [row("1+1"), row("2+2")])
+    val = written(tmp_path, [row("x" * 500)], name="val.jsonl")
+    stream = loader(train, val=[val], max_prompt_length=100)
+    with pytest.raises(ConfigError, match=r"every held-out prompt is longer than data.max_prompt"):
+        stream.evaluation_prompts(prompts_per_source=1)
 
 
 def test_evaluation_asks_the_same_prompts_of_each_source_on_every_rank(tmp_path):

@@ -222,7 +222,10 @@ class PromptLoader:
             [] if self.heldout is None else _first_of_each_source(self.heldout, prompts_per_source)
         )
         if self.heldout is None or not chosen:
-            raise nothing_held_out(self.dataset.prompts.question_N)
+            raise nothing_held_out(
+                self.dataset.prompts.question_N,
+                too_long=int(self._counts.get("data/heldout_prompts_too_long", 0)),
+            )
         if len(chosen) > FIRST_TRAINING_SEED:
             raise ConfigError(
                 f"{len(chosen)} held-out prompts exceed the seeds of an evaluation: lower "

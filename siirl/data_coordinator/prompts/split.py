@@ -65,7 +65,8 @@ def split_prompts(
     keeps_long = overlong == "cut"
     train_rows = np.flatnonzero(~held_N & (~long_N | keeps_long))
     if not len(train_rows):
-        raise ConfigError(_nothing_left(train, held_N, max_prompt_length))
+        by_files = validation is not None
+        raise ConfigError(_nothing_left(train, held_N, max_prompt_length, by_files=by_files))
     heldout_rows = np.flatnonzero(candidates_M & (~long_M | keeps_long))
     return PromptSplit(
         train_rows=train_rows,
@@ -96,8 +97,19 @@ def check_lengths(*, max_prompt_length: int, max_response_length: int, model_len
         )
 
 
-def nothing_held_out(question_N: NDArray[np.uint64]) -> ConfigError:
-    """Refuse an evaluation without held-out prompts; `question_N` are those to train on."""
+def nothing_held_out(question_N: NDArray[np.uint64], *, too_long: int) -> ConfigError:
+    """Refuse an evaluation without held-out prompts.
+
+    Args:
+        question_N: Hashes of the questions to train on.
+        too_long: Held-out prompts that were left out by their length.
+    """
+    if too_long:
+        return ConfigError(
+            "trainer.val_episodes asks for an evaluation, but every held-out prompt is longer than "
+            "data.max_prompt_length: raise it, or use data.overlong_prompts=cut, or "
+            "trainer.val_episodes=0."
+        )
     # a larger share could only hold out a single question, and leave none to train on
     share = "a larger data.heldout_share, " if len(np.unique(question_N)) > 1 else ""
     return ConfigError(
@@ -149,13 +161,15 @@ def _prompts(count: int) -> str:
     return f"{count} prompt{'' if count == 1 else 's'}"
 
 
-def _nothing_left(train: PromptIndex, held_N: NDArray[np.bool_], max_prompt_length: int) -> str:
+def _nothing_left(
+    train: PromptIndex, held_N: NDArray[np.bool_], max_prompt_length: int, *, by_files: bool
+) -> str:
     if held_N.all():
-        return (
-            f"{'The only prompt' if len(train) == 1 else f'All {len(train)} prompts'} of "
-            f"data.train_files {'is' if len(train) == 1 else 'are'} held out: give other files, or "
-            "a smaller data.heldout_share."
-        )
+        only = len(train) == 1
+        which = "The only prompt" if only else f"All {len(train)} prompts"
+        where = "also in data.val_files" if by_files else "held out"
+        remedy = "other files" if by_files else "other files, or a smaller data.heldout_share"
+        return f"{which} of data.train_files {'is' if only else 'are'} {where}: give {remedy}."
     shortest = int(train.length_N[~held_N].min())
     return (
         f"Every training prompt is longer than data.max_prompt_length={max_prompt_length} tokens "

@@ -389,6 +389,7 @@ def test_functions_without_a_process_to_run_in_fail_the_episode(monkeypatch):
         ({"max_turns": 0}, "max_turns must be a whole number of at least 1"),
         ({"max_characters": 0}, "max_characters must be a whole number of at least 1"),
         ({"max_tokens": 5}, "Set max_tokens and tokenizer together"),
+        ({"tool_deadline_s": "abc"}, "tool_deadline_s must be a number of seconds, got 'abc'"),
         ({"tasks": ["sum-2"]}, "Did you mean 'sums-n'"),
     ],
 )
