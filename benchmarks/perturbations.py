@@ -5,8 +5,8 @@
 
 A RUN is a run folder with a checkpoint. Each policy plays the same held-out seeds of each of its
 tasks as standard episodes, with each factor of `envs.perturbations` and with all of them, at
-strength 1. Actions are sampled. The results are those of the RUNs named. A finished evaluation of
-the same revision is not run again.
+strength 1. Actions are sampled. A finished evaluation of the same revision is not run again.
+Results of other training commands stay in the file, with the machine and revision of each.
 """
 
 import argparse
@@ -36,13 +36,14 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=60, help="of each task and column")
     flags = parser.parse_args()
     machine = describe_machine()
-    runs: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = json.loads(RESULTS.read_text())["runs"]
     for run in flags.runs:
-        runs.append(evaluated(run, episodes=flags.episodes, revision=machine["revision"]))
+        found = evaluated(run, episodes=flags.episodes, revision=machine["revision"])
+        runs = [other for other in runs if other["command"] != found["command"]]
+        runs.append({**found, "machine": machine})
         result = {
-            "command": f"python -m benchmarks.perturbations RUN ... --episodes {flags.episodes}",
+            "command": "python -m benchmarks.perturbations RUN ... --episodes N",
             "note": "Each run has the command that trained its policy.",
-            "machine": machine,
             "runs": runs,
         }
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
