@@ -16,7 +16,13 @@ import pydantic
 
 from envs.tools.calls import ToolDescription
 from envs.tools.signatures import function_and_model
-from envs.tools.toolset import ToolError, Toolset, ToolsMissing, ToolStopped
+from envs.tools.toolset import (
+    ToolError,
+    Toolset,
+    ToolsMissing,
+    ToolStopped,
+    two_of_a_name,
+)
 from envs.worker_pool import (
     WorkerKilled,
     WorkerPool,
@@ -54,9 +60,8 @@ class FunctionTools(Toolset):
             function, model = function_and_model(reference)
             name = function.__name__
             if name in self._references:
-                raise ValueError(
-                    f"Two tools are called {name!r}: {self._references[name]} and {reference}."
-                )
+                owners = (f"the Python function {r!r}" for r in (self._references[name], reference))
+                raise ValueError(two_of_a_name(name, *owners))
             self._references[name], self._arguments[name] = reference, model
             self._descriptions.append(_describe(function, model))
         self._settings = WorkerSettings(

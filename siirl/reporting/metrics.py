@@ -92,9 +92,16 @@ METRICS: dict[str, Metric] = {
     "actor/loss": Metric(_LAST, "policy loss with its extra terms"),
     "actor/pg_loss": Metric(_LAST, "policy loss without extra terms"),
     "actor/entropy": Metric(_LAST, "entropy of the policy, nats per token"),
-    "actor/pg_clipfrac": Metric(_LAST, "share of tokens whose ratio was clipped"),
+    "actor/pg_clipfrac": Metric(
+        _LAST, "share of tokens whose ratio was clipped; of decisions with ratio_level=decision"
+    ),
     "actor/pg_clipfrac_lower": Metric(_LAST, "share of tokens clipped by the dual clip"),
-    "actor/ppo_kl": Metric(_LAST, "KL estimate between behaviour and current policy"),
+    "actor/ppo_kl": Metric(
+        _LAST, "KL between behaviour and current policy, nats per token, the mean of -log ratio"
+    ),
+    "actor/approx_kl": Metric(
+        _LAST, "the same, estimated by k3, which is never negative; target_kl follows it"
+    ),
     "actor/ratio_max": Metric(_LAST, "largest importance ratio"),
     "actor/importance_weight": Metric(
         _LAST, "weight of a token that corrects for the policy that acted"

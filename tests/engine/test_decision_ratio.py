@@ -111,6 +111,20 @@ def test_tokens_that_were_not_executed_do_not_count():
     assert not scores.log_probs_BT.grad[off].any()
 
 
+def test_entropy_and_kl_are_logged_per_token():
+    rows = trajectories(3)
+    by_token, by_decision = make_actor(make_engine()), decision_actor(make_engine())
+    expected, found = by_token.update(rows), by_decision.update(rows)
+    for name in ("actor/entropy", "actor/ppo_kl"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "decisions"), [(3, 1), (7, 3), (12, 4)])
+def test_the_longest_response_has_the_decisions_that_its_tokens_begin(tokens, decisions):
+    arguments = ActorArguments(ratio_level="decision", loss_agg_mode="seq-mean-token-sum-norm")
+    assert ActorLoss(arguments, horizon=tokens, decision_tokens=3).horizon == decisions
+
+
 def test_the_gap_of_acting_and_training_remains_that_of_tokens():
     rows = trajectories(2)
     rows["rollout_log_probs"] = rows["old_log_probs"]
@@ -122,9 +136,11 @@ def test_the_gap_of_acting_and_training_remains_that_of_tokens():
 
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_a_loss_that_selects_tokens_is_refused(name):
-    with pytest.raises(ConfigError, match=f"loss={name} selects single tokens"):
+    with pytest.raises(
+        ConfigError, match=f"loss={name} selects single tokens.*set .*ratio_level=token"
+    ):
         decision_loss(loss=name)
 
 
 def test_the_plan_names_the_level():
-    assert decision_loss().describe().endswith("token-mean; a ratio for each decision")
+    assert decision_loss().describe().endswith("token-mean; by decision")

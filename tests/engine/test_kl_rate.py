@@ -44,10 +44,21 @@ def test_updates_come_within_twice_the_target_from_a_rate_that_is_too_low_or_too
         batch = trajectories(6)
         batch["old_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
         batch["advantages"] = torch.tensor([1.0, -1.0] * 3)[:, None].expand(6, 12).clone()
-        measured.append(actor.update(batch)["actor/ppo_kl"])
-    assert not 0.0015 < abs(measured[0]) < 0.006
+        measured.append(actor.update(batch)["actor/approx_kl"])
+    assert not 0.0015 < measured[0] < 0.006
     assert engine.learning_rate() != rate
     assert 0.0005 < sum(measured[-6:]) / 6 < 0.012
+
+
+def test_an_update_that_made_its_actions_far_more_likely_lowers_the_rate():
+    """The mean of `-log ratio` is negative then, as if the policy had moved less than not at all."""
+    engine = engine_at(0.02)
+    batch = trajectories(6)
+    batch["old_log_probs"] = make_actor(engine).compute_log_prob(batch).log_probs_BT
+    batch["advantages"].fill_(1.0)
+    metrics = make_actor(engine, target_kl=0.003, ppo_epochs=8).update(batch)
+    assert metrics["actor/ppo_kl"] < -0.006 < 0.006 < metrics["actor/approx_kl"]
+    assert engine.rate_factor < 1.0
 
 
 def test_without_a_target_the_rate_is_the_schedules():

@@ -79,7 +79,7 @@ def test_a_function_that_is_listed_twice_is_refused() -> None:
     config = parse_config(
         ["pipeline=grpo", "env=tools", f"env.kwargs.tools=['{CALCULATOR}', '{CALCULATOR}']"]
     )
-    with pytest.raises(ConfigError, match="Two tools are called 'calculator'"):
+    with pytest.raises(ConfigError, match=r"tools lists the Python function '.*' twice: remove one"):
         check_early(config)
 
 

@@ -23,7 +23,16 @@ from tensordict import TensorDict
 from siirl.algos.log_probs import TokenScores
 from siirl.algos.tensor_checks import require_finite
 from siirl.data_coordinator.protocol.batch import without_texts
-from siirl.engine.actor.actor_loss import COMPARED, LARGEST_GAP, MEAN_GAP, SELECTED, ActorLoss
+from siirl.engine.actor.actor_loss import (
+    APPROX_KL,
+    COMPARED,
+    LARGEST_GAP,
+    MEAN_GAP,
+    OWN_TOKENS,
+    PER_TOKEN,
+    SELECTED,
+    ActorLoss,
+)
 from siirl.engine.training.batch_cuts import (
     mini_batch_rows,
     row_places,
@@ -163,7 +172,7 @@ class Actor:
             return
         self.engine.rate_factor = next_rate_factor(
             self.engine.rate_factor,
-            kl=metrics["actor/ppo_kl"],
+            kl=metrics[APPROX_KL],
             target=target * self.engine.schedule_factor(),
         )
 
@@ -277,7 +286,8 @@ def _metrics(steps: list[TrainStep]) -> Metrics:
         values["actor/grad_norm"].append(step.grad_norm)
         for name, total in step.batch.sums.items():
             if name.startswith("actor/"):
-                values[name].append(total / step.batch.sums["tokens"])
+                count = OWN_TOKENS if name in PER_TOKEN else "tokens"
+                values[name].append(total / step.batch.sums[count])
         if step.batch.sums.get(COMPARED, 0.0) > 0:
             values[MEAN_GAP].append(step.batch.sums[MEAN_GAP] / step.batch.sums[COMPARED])
     metrics = {name: sum(parts) / len(parts) for name, parts in values.items()}

@@ -3,7 +3,7 @@
 The loss of a token is `policy loss * importance weight - entropy_coef * entropy + kl_loss_coef *
 KL`; all terms are aggregated in the same way, with denominators over the whole mini-batch. With
 `ratio_level=decision` all of this holds for decisions: a decision's tokens become one before the
-loss.
+loss. Entropy and KL of the update are logged per token in both cases.
 `ActorLoss` refuses an invalid configuration at construction.
 """
 
@@ -45,6 +45,10 @@ SELECTED = "selected_tokens"
 LARGEST_GAP = "rollout/log_prob_gap"
 MEAN_GAP = "rollout/log_prob_gap_mean"
 COMPARED = "compared tokens"
+# Number of tokens, also where decisions are counted, and the metrics that are means over it.
+OWN_TOKENS = "own tokens"
+APPROX_KL = "actor/approx_kl"
+PER_TOKEN = frozenset({"actor/entropy", "actor/ppo_kl", APPROX_KL})
 BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 ALGOS = "siirl.algos."
 DECISION = "decision"
@@ -73,7 +77,7 @@ class ActorLoss:
     ) -> None:
         self.config = config
         self.decision_tokens = decision_tokens if config.ratio_level == DECISION else 1
-        self.horizon = None if horizon is None else horizon // self.decision_tokens
+        self.horizon = None if horizon is None else -(-horizon // self.decision_tokens)
         self.name = config.loss
         if self.name not in POLICY_LOSSES:
             raise UnknownNameError.of(
@@ -83,7 +87,8 @@ class ActorLoss:
         if config.ratio_level == DECISION and self.selects:
             raise ConfigError(
                 f"{ACTOR}.loss={self.name} selects single tokens, but {ACTOR}.ratio_level="
-                f"{DECISION} has one ratio for all tokens of a decision: leave one of the two out."
+                f"{DECISION} has one ratio for all tokens of a decision: set {ACTOR}.ratio_level="
+                "token, or take another loss."
             )
         self.clip = _bounds(config)
         check_loss_options(self.name, config.loss_options)
@@ -168,7 +173,7 @@ class ActorLoss:
             else ""
         )
         settings = f" ({', '.join(options)})" if options else ""
-        level = "; a ratio for each decision" if self.config.ratio_level == DECISION else ""
+        level = "; by decision" if self.config.ratio_level == DECISION else ""
         return f"{self.name}{settings}, {self.aggregation}{weights}{level}"
 
     def weight(self, rows: TensorDict) -> torch.Tensor:
@@ -231,6 +236,8 @@ class ActorLoss:
             version: Version of these weights; rows of other versions are left out of the
                 comparison. None: no row is left out.
         """
+        own_tokens = as_bool_mask(rows["response_mask"]).sum()
+        followed = {} if self.config.target_kl is None else _approx_kl(scores, rows, old_column)
         gaps: tuple[torch.Tensor, torch.Tensor] | None = None
         if gap and "rollout_log_probs" in rows:
             gaps = _log_prob_gap(scores.log_probs_BT, rows, version)
@@ -275,9 +282,8 @@ class ActorLoss:
         )
         loss = aggregated(loss_BT=loss_BT)
         pg_loss = loss if loss_BT is result.loss_BT else aggregated(loss_BT=result.loss_BT)
-        return LossSum(
-            loss=loss, sums={"tokens": kept_BT.sum(), "pg_loss": pg_loss, **sums}, maxima=maxima
-        )
+        counts = {"tokens": kept_BT.sum(), OWN_TOKENS: own_tokens, "pg_loss": pg_loss}
+        return LossSum(loss=loss, sums={**counts, **sums, **followed}, maxima=maxima)
 
     def _kl(
         self, log_probs_BT: torch.Tensor, rows: TensorDict, kept_BT: torch.Tensor
@@ -397,6 +403,22 @@ def _parameters(name: str) -> dict[str, Any]:
     if selection is not None:
         parameters |= inspect.signature(selection).parameters
     return {key: parameter.default for key, parameter in parameters.items()}
+
+
+def _approx_kl(
+    scores: TokenScores, rows: TensorDict, old_column: str | None
+) -> dict[str, torch.Tensor]:
+    """Sum of the k3 estimate of the update's KL over tokens (http://joschu.net/blog/kl-approx.html),
+    which is never negative: the mean of a few `-log ratio` may be, after an update that went far.
+    """
+    if old_column is None:
+        return {APPROX_KL: scores.log_probs_BT.new_zeros(())}
+    log_ratio_BT = log_ratio(
+        log_probs_BT=scores.log_probs_BT.detach(),
+        old_log_probs_BT=rows[old_column].to(scores.log_probs_BT.dtype),
+        mask_BT=as_bool_mask(rows["response_mask"]),
+    )
+    return {APPROX_KL: (log_ratio_BT.exp() - 1 - log_ratio_BT).sum()}
 
 
 def _log_prob_gap(

@@ -1,8 +1,8 @@
 """Scores and columns of decisions instead of tokens, for losses of a decision's joint probability.
 
 A VLA policy takes a decision for each observation: a chunk of actions, with a token for each of
-their dimensions. The tokens are independent given the observation, so log-prob, KL and entropy of
-the decision are sums over its executed tokens.
+their dimensions. The log-prob of the decision is the sum over its executed tokens, and so is its
+entropy.
 """
 
 # B row (trajectory), C decision, S token of a decision, T = C*S token

@@ -385,7 +385,7 @@ def test_functions_without_a_process_to_run_in_fail_the_episode(monkeypatch):
             {"tools": [{"program": "no_such_module:runner"}]},
             "'no_such_module:runner' cannot be imported: ModuleNotFoundError",
         ),
-        ({"tools": [CALCULATOR, CALCULATOR]}, "Two tools are called 'calculator'"),
+        ({"tools": [CALCULATOR, CALCULATOR]}, "tools lists the Python function '.*' twice"),
         ({"max_turns": 0}, "max_turns must be a whole number of at least 1"),
         ({"max_characters": 0}, "max_characters must be a whole number of at least 1"),
         ({"max_tokens": 5}, "Set max_tokens and tokenizer together"),
