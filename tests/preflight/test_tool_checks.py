@@ -79,7 +79,9 @@ def test_a_function_that_is_listed_twice_is_refused() -> None:
     config = parse_config(
         ["pipeline=grpo", "env=tools", f"env.kwargs.tools=['{CALCULATOR}', '{CALCULATOR}']"]
     )
-    with pytest.raises(ConfigError, match=r"tools lists the Python function '.*' twice: remove one"):
+    with pytest.raises(
+        ConfigError, match=r"tools lists the Python function '.*' twice: remove one"
+    ):
         check_early(config)
 
 
