@@ -248,8 +248,8 @@ class ActorArguments:
     ratio_level: str = option(
         "token",
         "Level of the loss: decision has one probability ratio for a whole decision (a chunk of "
-        "actions, all dimensions), the product of its tokens' ratios; its KL and entropy are sums "
-        "over the tokens.",
+        "actions, all dimensions), the product of its tokens' ratios; its entropy is the sum over "
+        "them.",
         why="SimpleVLA-RL's, for policies of action tokens",
         choices=RATIO_LEVELS,
     )

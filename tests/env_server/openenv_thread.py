@@ -5,6 +5,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
+from envs.openenv.description import describe
 from siirl.env_server.openenv_server import OpenEnvServer
 from siirl.env_server.pool import EnvPool
 
@@ -27,6 +28,7 @@ class ServerThread:
     def __enter__(self) -> "ServerThread":
         self._thread.start()
         self._ready.wait()
+        describe.cache_clear()  # an earlier server of this process may have had the same port
         return self
 
     def __exit__(
