@@ -1,4 +1,4 @@
-"""Losses with one ratio for all tokens of a decision: against Stable-Baselines3's update, and by hand."""
+"""Losses with one ratio for all tokens of a decision, against Stable-Baselines3 and by hand."""
 
 import json
 from pathlib import Path

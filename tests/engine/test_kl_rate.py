@@ -51,7 +51,7 @@ def test_updates_come_within_twice_the_target_from_a_rate_that_is_too_low_or_too
 
 
 def test_an_update_that_made_its_actions_far_more_likely_lowers_the_rate():
-    """The mean of `-log ratio` is negative then, as if the policy had moved less than not at all."""
+    """The mean of `-log ratio` is negative then."""
     engine = engine_at(0.02)
     batch = trajectories(6)
     batch["old_log_probs"] = make_actor(engine).compute_log_prob(batch).log_probs_BT

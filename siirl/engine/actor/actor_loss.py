@@ -408,8 +408,9 @@ def _parameters(name: str) -> dict[str, Any]:
 def _approx_kl(
     scores: TokenScores, rows: TensorDict, old_column: str | None
 ) -> dict[str, torch.Tensor]:
-    """Sum of the k3 estimate of the update's KL over tokens (http://joschu.net/blog/kl-approx.html),
-    which is never negative: the mean of a few `-log ratio` may be, after an update that went far.
+    """Sum over tokens of the k3 estimate of the update's KL (http://joschu.net/blog/kl-approx.html).
+
+    It is never negative; the mean of a few `-log ratio` may be, after an update that went far.
     """
     if old_column is None:
         return {APPROX_KL: scores.log_probs_BT.new_zeros(())}
