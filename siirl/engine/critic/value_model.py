@@ -6,8 +6,9 @@ gradients through the trunk.
 With `normalize_returns` the head predicts returns in deviations from the mean of all returns so far
 (`mean`, `std`). When these move, the head is rescaled so that no value changes (PopArt: van Hasselt
 et al. 2016, arXiv 1602.07714, equation 9). Only the first returns move all values, from 0 to their
-mean. Statistics of the last returns alone would make the unit of a policy whose episodes are all
-alike so small that one failure is a hundred of them: docs/control.md has the measurement.
+mean. Returns of a policy whose episodes are all alike have a small deviation, of which a failure
+is many times as large; those of its whole history are a steadier unit (as in Gymnasium's
+NormalizeReward).
 """
 
 # N observation or token, D feature
