@@ -11,8 +11,21 @@ LONGEST = 100  # characters of a task's name
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return a sentence that suggests the nearest known name, or an empty string."""
-    matches = difflib.get_close_matches(str(name), list(known), n=1)
+    matches = close_matches(str(name), known)
     return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def close_matches(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> list[str]:
+    """Return the known names most like `name`, whatever their case: usually one, or none.
+
+    Args:
+        name: The unknown name.
+        known: The names to choose from.
+        cutoff: Least likeness, from 0 to 1; the default is difflib's.
+    """
+    lowered = {other: other.lower() for other in known}
+    alike = difflib.get_close_matches(name.lower(), lowered.values(), n=1, cutoff=cutoff)
+    return [other for other, lower in lowered.items() if lower in alike]
 
 
 def listed(name: object, known: Iterable[str]) -> str:
@@ -35,4 +48,4 @@ def listed_tasks(tasks: Sequence[str]) -> str:
 
 
 def _likeness(name: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, name, other).ratio()
+    return difflib.SequenceMatcher(None, name.lower(), other.lower()).ratio()

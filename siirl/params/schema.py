@@ -3,7 +3,6 @@ keys.
 """
 
 import dataclasses
-import difflib
 import functools
 import types
 import typing
@@ -11,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envs.names import listed
+from envs.names import close_matches, listed
 from siirl.errors import UnknownNameError
 
-ALIKE = 0.72
+ALIKE = 0.78
 """Least likeness to a key of another group, of which there are hundreds; difflib's own 0.6 finds
-`groups` for `runs`."""
+`groups` for `runs`, and 0.75 `steps` for `eps`."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,9 @@ def unknown_key(
         if level:
             break
     tried, level = parts[length], sorted({*level, *(groups if length == 0 else ())})
-    nearest = [prefix + name for name in difflib.get_close_matches(tried, level, n=1)]
+    nearest = [prefix + name for name in close_matches(tried, level)]
     leaves = [name.split(".")[-1] for name in known]
-    alike = difflib.get_close_matches(parts[-1], leaves, n=1, cutoff=ALIKE)
+    alike = close_matches(parts[-1], leaves, cutoff=ALIKE)
     elsewhere = [name for name, leaf in zip(known, leaves, strict=True) if leaf in alike]
     # `data.lr` is a misplaced `...optim.lr`; `trainer.total_step` a misspelt neighbour.
     proposals = nearest if nearest and length == len(parts) - 1 else (elsewhere or nearest)

@@ -72,7 +72,7 @@ def make_plan(
     agents = config.env.played_by.count(group) if spec.agent_names else spec.num_agents
     return Plan(
         pipeline=_pipeline(graph, name=_graph_name(config.dag), group=group),
-        weights=config.actor_rollout_ref.model.path or "new",
+        policy=_policy(config.actor_rollout_ref.model),
         env=config.env.name,
         tasks=spec.tasks,
         roles=tuple(zip(spec.agent_names, config.env.played_by, strict=False)),
@@ -121,7 +121,7 @@ def together(plans: Mapping[int, Plan], *, shared: Mapping[int, int]) -> Plan:
         if plan is not first:
             memory += _memory_of_agent(group, plan, shares=group in shared)
         if group in shared:
-            plan = dataclasses.replace(plan, weights=f"those of agent {shared[group]}")
+            plan = dataclasses.replace(plan, policy=f"that of agent {shared[group]}")
         agents.append((f"agent {group}", plan))
     own = [plan.needs for group, plan in plans.items() if group not in shared]
     minutes = [plan.needs.minutes for plan in plans.values()]
@@ -166,6 +166,12 @@ def _pipeline(graph: TaskGraph, *, name: str, group: int) -> PipelinePlan:
         skipped=tuple((node.node_id, node.skip_reason) for node in nodes if node.skip_reason),
         trains=bool(trained_models(own)),
     )
+
+
+def _policy(model: ModelArguments) -> str:
+    weights = "new weights" if model.path is None else f"weights of {model.path}"
+    adapters = f", LoRA of rank {model.lora.rank}" if model.lora.rank else ""
+    return f"{model.policy}, {weights}{adapters}"
 
 
 def _way_of_weights(server: ServerArguments) -> str:

@@ -111,8 +111,8 @@ class Plan:
     """A run in numbers."""
 
     pipeline: PipelinePlan
-    weights: str
-    """Folder of the initial weights."""
+    policy: str
+    """Class or function of the policy, its initial weights and its adapters, in words."""
     env: str
     tasks: tuple[str, ...]
     roles: tuple[tuple[str, int], ...]

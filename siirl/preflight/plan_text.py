@@ -71,13 +71,13 @@ def _lines_of_agents(plan: Plan) -> list[tuple[str, str]]:
         return _lines_of_agent(plan)
     lines = []
     for name, own in plan.agents_of_run:
-        lines.append((f"{name} weights", own.weights))
         lines += [(f"{name} {topic}", text) for topic, text in _lines_of_agent(own)]
     return lines
 
 
 def _lines_of_agent(plan: Plan) -> list[tuple[str, str]]:
     return [
+        ("policy", plan.policy),
         ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
         *([("roles", _render_roles(plan))] if plan.roles else []),
         ("environments", _render_environments(plan)),

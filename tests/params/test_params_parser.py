@@ -188,8 +188,21 @@ def test_a_key_without_its_group_is_refused_with_its_place() -> None:
 
 def test_keys_of_all_groups_are_suggested_only_when_they_are_near() -> None:
     assert "Did you mean 'trainer.val_episodes'?" in refusal("episodes=5")
-    for far in ("runs=x", "rn=x"):  # not dag.groups, nor the rank of lora
+    # not dag.groups, the rank of lora, profiler.steps
+    for far in ("runs=x", "rn=x", "actor_rollout_ref.actor.optim.eps=1"):
         assert "Did you mean" not in refusal(far)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("env.URL=x", "'env.url'"),
+        ("ENV=math", "'env'"),
+        ("Trainer.Total_Steps=3", "'trainer.total_steps'"),
+    ],
+)
+def test_names_in_capitals_are_found(word: str, meant: str) -> None:
+    assert f"Did you mean {meant}?" in refusal(word)
 
 
 def test_a_misspelt_option_is_refused_with_the_known_ones() -> None:

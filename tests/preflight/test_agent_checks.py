@@ -48,7 +48,7 @@ def test_the_plan_describes_each_agent_and_adds_their_needs(chains):
 def test_an_agent_that_shares_weights_needs_no_memory_for_them(chains):
     job = parsed(chains, "{0:{},1:{shares:0}}")
     text = " ".join(render(prepare(job.config, check_early(job.config)).plan).split())
-    assert "agent 1 weights those of agent 0" in text
+    assert "agent 1 policy that of agent 0" in text
     assert "agent 1's policy" not in text
 
 

@@ -28,6 +28,23 @@ def test_an_update_is_cut_into_mini_batches_and_micro_batches() -> None:
     assert plan.update.micro_batches == 3  # 24 trajectories, 10 at a time
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "policy tiny_vla, new weights tasks"),
+        (["actor_rollout_ref.model.policy=control_policy"], "policy control_policy, new weights"),
+        (["model=tiny_vla", "trainer=mujoco_control"], "policy tiny_vla, new weights tasks"),
+        (["actor_rollout_ref.model.lora.rank=8"], "policy tiny_vla, new weights, LoRA of rank 8"),
+        (
+            ["actor_rollout_ref.model.path=assets/tiny_vla"],
+            "policy tiny_vla, weights of assets/tiny_vla tasks",
+        ),
+    ],
+)
+def test_the_plan_names_the_policy_and_its_weights(words: list[str], told: str) -> None:
+    assert told in one_line(render(plan_of(words)))
+
+
 def test_each_agent_of_an_episode_makes_a_trajectory() -> None:
     plan = plan_of(spec=dataclasses.replace(SPEC, num_agents=2))
     assert (plan.trajectories, plan.update.trajectories_per_mini_batch) == (192, 48)
