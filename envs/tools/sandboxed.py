@@ -74,6 +74,7 @@ def _formatted(execution: Execution) -> str:
     return "\n".join(part for part in parts if part) or "(printed nothing)"
 
 
+NAME = "python"  # of the tool
 PARAMETERS = {
     "type": "object",
     "properties": {
@@ -99,14 +100,14 @@ class ProgramRunner(Protocol):
 
 
 class ProgramTool(Toolset):
-    """One tool, `python`; programs share no state."""
+    """One tool; programs share no state."""
 
     origin = "a program runner"
 
-    def __init__(self, runner: ProgramRunner, *, name: str = "python") -> None:
+    def __init__(self, runner: ProgramRunner) -> None:
         self._runner = runner
         self._description = ToolDescription(
-            name, "Run a Python program, and see what it prints. Each starts anew.", PARAMETERS
+            NAME, "Run a Python program, and see what it prints. Each starts anew.", PARAMETERS
         )
 
     async def descriptions(self) -> Sequence[ToolDescription]:

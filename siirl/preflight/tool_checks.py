@@ -15,7 +15,8 @@ LISTED_WITHIN_S = 10.0  # a server that takes longer is left to the run, which w
 def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
     """MCP servers of `env.kwargs.tools` at which nothing listens, or that list no tools: the path
     of the url is wrong, or the token, or it is another kind of server; and two that list a tool of
-    the same name, or one that lists a tool named like a Python function of the tools.
+    the same name, or one that lists a tool named like a Python function or program runner of the
+    tools.
     """
     if "tools" not in env.kwargs:
         return
@@ -23,7 +24,7 @@ def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
     from envs.tools.server_urls import listed_tools, servers_at_addresses, why_unreachable
 
     absent = set()
-    owners = _functions_of(env)  # of each tool: the function, or its server
+    owners = _known_before_the_start(env)  # who offers each tool
     for server in servers_at_addresses(env.kwargs["tools"]):
         url = server["url"]
         if url in absent:
@@ -48,16 +49,21 @@ def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
         owners.update(dict.fromkeys(names, owner))
 
 
-def _functions_of(env: EnvArguments) -> dict[str, str]:
-    """The Python functions among the tools in words, by name; the environment has accepted them.
-    Strings in `tools` of a user's own environment may mean something else.
+def _known_before_the_start(env: EnvArguments) -> dict[str, str]:
+    """Names of the tools that need no server, and who offers each; the environment has accepted
+    them. Entries in `tools` of a user's own environment may mean something else.
     """
+    from envs.tools.sandboxed import NAME, ProgramTool
     from envs.tools.signatures import function_and_model
 
     if env.name != "tools":
         return {}
-    return {
+    entries = env.kwargs["tools"]
+    owners = {
         function_and_model(entry)[0].__name__: f"the Python function {entry!r}"
-        for entry in env.kwargs["tools"]
+        for entry in entries
         if isinstance(entry, str)
     }
+    if any("program" in entry for entry in entries if not isinstance(entry, str)):
+        owners[NAME] = ProgramTool.origin
+    return owners

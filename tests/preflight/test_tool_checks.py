@@ -75,6 +75,15 @@ def test_a_function_and_a_server_with_a_tool_of_the_same_name_are_refused(
             check_early(config)
 
 
+def test_a_program_runner_and_a_server_with_a_tool_of_the_same_name_are_refused() -> None:
+    runner = "{program: envs.tools.sandboxed:sandboxed, isolation: none}"
+    with PlainHttpServer(tools=["python"]) as server:
+        (problem,) = problems(f"[{runner}, {{mcp: {{url: '{server.url}'}}}}]")
+    assert problem.startswith(
+        f"Two tools are called 'python', of a program runner and of the MCP server '{server.url}':"
+    )
+
+
 def test_a_function_that_is_listed_twice_is_refused() -> None:
     config = parse_config(
         ["pipeline=grpo", "env=tools", f"env.kwargs.tools=['{CALCULATOR}', '{CALCULATOR}']"]

@@ -5,6 +5,7 @@ an event stream.
 import json
 import threading
 import time
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -18,9 +19,14 @@ class PlainHttpServer:
     """Listens on a free port; `sessions` counts handshakes, `tokens` has what clients sent."""
 
     def __init__(
-        self, *, streams: bool = False, token: str | None = None, long: int = LONG
+        self,
+        *,
+        streams: bool = False,
+        token: str | None = None,
+        long: int = LONG,
+        tools: Sequence[str] = TOOLS,
     ) -> None:
-        self.streams, self.token, self.long = streams, token, long
+        self.streams, self.token, self.long, self.tools = streams, token, long, tools
         self.sessions = 0
         self.may_leave = threading.Event()
         """Until it is set, the end of a session gets no answer."""
@@ -109,7 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
                 "serverInfo": {"name": "plain", "version": "1"},
             }
         if method == "tools/list":
-            return {"tools": [{"name": name, "inputSchema": SCHEMA} for name in TOOLS]}
+            return {
+                "tools": [{"name": name, "inputSchema": SCHEMA} for name in self.server_state.tools]
+            }
         if method != "tools/call":
             return None
         match params["name"]:

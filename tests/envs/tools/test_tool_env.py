@@ -17,7 +17,7 @@ from envs.tools.tool_env import ToolEnv
 from envs.worker_pool import WorkerSettings, lease, release
 from siirl.env_server.pool import EnvPool
 from siirl.errors import SimulationFailed
-from tests.envs.tools import http_server
+from tests.envs.tools.http_server import PlainHttpServer
 
 CALCULATOR = "envs.tools.arithmetic:calculator"
 DEADLINE_S = 600.0  # of tools that do not hang: a busy machine may take its time
@@ -266,9 +266,8 @@ def test_a_server_that_is_listed_twice_is_refused(notes_server):
         play(env)
 
 
-def test_a_server_that_lists_a_tool_twice_is_refused(monkeypatch):
-    monkeypatch.setattr(http_server, "TOOLS", ("greet", "greet"))
-    with http_server.PlainHttpServer() as server:
+def test_a_server_that_lists_a_tool_twice_is_refused():
+    with PlainHttpServer(tools=("greet", "greet")) as server:
         env = make(tools=[{"mcp": {"url": server.url}}])
         with pytest.raises(ValueError, match=r"server '.*' are called 'greet': rename one of them"):
             play(env)
