@@ -7,7 +7,7 @@ own messages.
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,15 @@ from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.files.paths import config_dir, usable_path, why_no_file
 from siirl.files.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.files.yaml_text import check_expansion
-from siirl.params.aliases import BOUNDS, CLIP_RATIO, Assignment
+from siirl.params.aliases import BOUNDS, CLIP_RATIO, LOSS, Assignment
 from siirl.params.config_groups import OPTIONAL_GROUPS, PRIMARY, options
 from siirl.params.key_names import MODEL_OPTIONS, MODEL_POLICY
 from siirl.params.model_args import ActorArguments
+from siirl.params.registered_names import LOSSES_WITH_OWN_BOUNDS
 from siirl.params.user_settings import value_at
 
 OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
+BY_ENV = ("model", "rollout", "trainer")  # groups that an option of env chooses
 LONGEST_DERIVED_NAME = 60  # characters, of at most four bytes each: a folder has 255
 
 
@@ -61,9 +63,12 @@ def compose_groups(choices: Mapping[str, str | None]) -> DictConfig:
     )
 
 
-def load_option(group: str, option: str) -> DictConfig:
-    """One option alone, at its place in the tree."""
-    return _compose(f"{group}/{option}", ())
+def load_option(group: str, option: str, *, without: Collection[str] = ()) -> DictConfig:
+    """One option alone, at its place in the tree; an environment's has the options of `BY_ENV`,
+    `without` those of these groups.
+    """
+    left_out = tuple(f"~{nested}" for nested in BY_ENV if group == "env" and nested in without)
+    return _compose(f"{group}/{option}", left_out)
 
 
 @functools.cache
@@ -186,21 +191,38 @@ def keep_chosen_policy(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
 
 
 def choose_again(
-    tree: DictConfig, chosen: Iterable[Assignment], *, over: Sequence[Assignment]
+    tree: DictConfig, chosen: Iterable[Assignment], *, over: Sequence[Assignment], groups: Any
 ) -> None:
-    """Let groups `chosen` on the command line override the file's keys, which are `over`.
+    """Let groups `chosen` on the command line override the file's keys.
 
-    A file's `clip_ratio` alone still sets both bounds, as it does if the command line gives it.
+    Keys that both set get their value back from the groups; mappings, such as `env.kwargs`, are
+    merged. All others stay.
+
+    Args:
+        tree: The configuration with the file's keys.
+        chosen: The choices.
+        over: The file's keys.
+        groups: Nested values from all groups, without the file.
     """
-    for assignment in chosen:
-        if assignment.value is not None:
-            try:
-                tree.merge_with(load_option(assignment.key, assignment.value))
-            except OmegaConfBaseException as error:  # a list in the file where keys belong
-                raise ConfigError(
-                    f"{assignment.key}={assignment.value} cannot be set over the file's keys: "
-                    f"{error}"
-                ) from error
+    options_by_group = {choice.key: choice.value for choice in chosen if choice.value is not None}
+    set_again: set[str] = set()
+    for group, option in options_by_group.items():
+        own = load_option(group, option, without=options_by_group)
+        set_again |= {place for place, _ in _leaves("", OmegaConf.to_container(own))}
+    keys = {leaf.key for leaf in over}
+    again = keys & set_again
+    if CLIP_RATIO in again:  # the file's has cleared the groups' bounds
+        again |= {*BOUNDS} - keys
+    if OmegaConf.select(tree, LOSS) in LOSSES_WITH_OWN_BOUNDS:
+        again -= {*BOUNDS}
+    own_values = {leaf.key: leaf.value for leaf in over}
+    for key in again:
+        value, of_file = value_at(groups, key), own_values.get(key)
+        if isinstance(value, Mapping):
+            if not isinstance(of_file, Mapping):
+                continue  # it is refused later
+            value = {**of_file, **value}
+        OmegaConf.update(tree, key, value, merge=False)
     alone = _clip_ratio_alone(over)
     written = OmegaConf.to_container(tree, resolve=False)
     if alone is not None and alone == value_at(written, CLIP_RATIO):  # no group has its own

@@ -174,7 +174,8 @@ def _parse(
     known = known_keys(user_groups)
     keys = [leaf for assignment in keys for leaf in _leaves(assignment, known)]
     refuse([_unknown(leaf, known) for leaf in keys if find_key(leaf.key, known) is None])
-    given = given_by(chosen, keys, defaults=OmegaConf.to_container(tree, resolve=False))
+    of_groups = OmegaConf.to_container(tree, resolve=False)
+    given = given_by(chosen, keys, defaults=of_groups)
 
     typed = [leaf for leaf in keys if leaf.source == typed_at]
     written, said = environment_arguments_once([leaf for leaf in keys if leaf.source != typed_at])
@@ -182,7 +183,7 @@ def _parse(
     assign(tree, written)
     if from_file:
         again = [choice for choice in chosen if choice.source == typed_at]
-        choose_again(tree, again, over=written)
+        choose_again(tree, again, over=written, groups=of_groups)
     assign(tree, typed)
     config = _to_arguments(tree, user_groups, {leaf.key: leaf.source for leaf in keys})
     named = frozenset(leaf.key for leaf in typed)

@@ -47,7 +47,7 @@ def test_clip_ratio_over_a_runs_configuration_moves_both_bounds(tmp_path: Path) 
         ("clip_ratio: 0.2", ["pipeline=grpo"], (0.2, None, None)),
         ("clip_ratio: 0.11", ["pipeline=dapo"], (0.11, 0.2, 0.28)),  # refused: clip_ratio is unread
         ("clip_ratio: 0.11", ["pipeline=grpo", f"{BOTH[1]}=0.3"], (0.11, None, 0.3)),
-        ("clip_ratio: 0.11, clip_ratio_low: 0.1", ["pipeline=grpo"], (0.11, 0.1, 0.28)),
+        ("clip_ratio: 0.11, clip_ratio_low: 0.1", ["pipeline=grpo"], (0.11, 0.1, None)),
         ("clip_ratio: '${trainer.total_steps}'", ["pipeline=grpo"], (7.0, None, None)),
         # the trainer's own clip_ratio replaces the file's, and the pipeline's bound stays
         ("clip_ratio: 0.11", ["pipeline=grpo", "trainer=atari_like"], (0.1, None, 0.28)),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from siirl.errors import UnknownNameError
+from siirl.params.config_groups import options
 from siirl.params.parser import parse, parse_config, to_tree, to_yaml
 from tests.params.refused import refusal
 
@@ -23,6 +24,62 @@ def test_a_group_of_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     file.write_text(to_yaml(parse_config()))
     config = parse_config(["env=gymnasium", "env.id=CartPole-v1"], config_file=file)
     assert config.env.constructor_kwargs() == {"id": "CartPole-v1"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pipeline=ppo env=gymnasium trainer=mujoco_control",
+        "pipeline=ppo trainer=mujoco_control env=gymnasium model=tiny_vla",
+        "model=tiny_vla trainer=classic_control pipeline=ppo env=gymnasium",
+        "pipeline=grpo env=metaworld trainer=smoke",
+        "trainer=smoke env=metaworld model=tiny_flow_vla",
+        "pipeline=embodied_srpo env=libero trainer=gpu_libero_one model=openvla_oft",
+        "env=math pipeline=grpo",
+        "env=tools pipeline=dapo trainer=laptop_text_long rollout=vllm reward=return",
+        "actor_rollout_ref.actor.loss=gspo pipeline=grpo env=metaworld",
+    ],
+)
+def test_a_file_changes_nothing_but_its_own_keys(tmp_path: Path, words: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("trainer: {project_name: mine}\n")
+    alone = parse_config([*words.split(), "trainer.project_name=mine"])
+    assert to_tree(parse_config(words.split(), config_file=file)) == to_tree(alone)
+
+
+@pytest.mark.parametrize("group", options())
+def test_every_option_beside_a_file_is_what_it_is_alone(tmp_path: Path, group: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("trainer: {project_name: mine}\n")
+    for option in options()[group]:
+        words = [f"{group}={option}", *(["env.id=x"] if option == "gymnasium" else [])]
+        alone = parse_config([*words, "trainer.project_name=mine"])
+        assert to_tree(parse_config(words, config_file=file)) == to_tree(alone), option
+
+
+def test_a_group_of_the_command_line_keeps_what_only_the_file_sets(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "env: {kwargs: {reset_noise_scale: 0.1}}\n"
+        "actor_rollout_ref: {model: {options: {width: 32}}, actor: {target_kl: 0.1}}\n"
+        "trainer: {total_steps: 7, tags: [a]}\n"
+    )
+    words = ["pipeline=ppo", "env=gymnasium", "env.id=Hopper-v5", "trainer=mujoco_control"]
+    config = parse_config(words, config_file=file)
+    assert config.env.kwargs == {"reset_noise_scale": 0.1}
+    assert config.actor_rollout_ref.model.options == {"width": 32, "normalize": True}
+    assert config.actor_rollout_ref.actor.target_kl == 0.1  # the preset has none
+    assert (config.trainer.total_steps, config.trainer.tags) == (489, ("a",))
+
+
+def test_a_loss_of_a_file_keeps_its_own_bounds_beside_a_pipeline(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("actor_rollout_ref: {actor: {loss: gspo}}\n")
+    written = tmp_path / "written.yaml"
+    written.write_text(to_yaml(parse_config(["pipeline=grpo"], config_file=file)))
+    for source in (file, written):
+        actor = parse_config(["pipeline=grpo"], config_file=source).actor_rollout_ref.actor
+        assert (actor.loss, actor.clip_ratio_low, actor.clip_ratio_high) == ("gspo", None, None)
 
 
 def test_an_unknown_key_in_a_file_names_the_file(tmp_path: Path) -> None:
