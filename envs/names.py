@@ -34,7 +34,8 @@ def listed(name: object, known: Iterable[str]) -> str:
     if len(names) <= LISTED:
         return ", ".join(names) or "(none)"
     alike = sorted(names, key=lambda other: -_likeness(str(name), other))
-    return f"{', '.join(alike[:LISTED])} and {len(names) - LISTED} others"
+    others = len(names) - LISTED
+    return f"{', '.join(alike[:LISTED])} and {others} other{'s' if others > 1 else ''}"
 
 
 def listed_tasks(tasks: Sequence[str]) -> str:

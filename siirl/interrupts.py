@@ -137,6 +137,7 @@ class _Listener:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self.grace_s: float | None = None  # time limit of a request; None: end at once
+        self.ending = ""  # what a request ends
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in SIGNALS:
             # Signals that nohup ignores stay ignored; a shell ignores SIGINT in background
@@ -158,7 +159,7 @@ class _Listener:
             else:
                 asked_at, until = now, now + grace_s
                 _say(
-                    f"{signal.Signals(number).name} ends the run within "
+                    f"{signal.Signals(number).name} ends {self.ending} within "
                     f"trainer.grace_s={grace_s:g} s; a second signal ends it at once"
                 )
                 STOP.request(number)
@@ -238,12 +239,17 @@ def _end_finished() -> None:
 
 
 @contextmanager
-def grace_period(grace_s: float) -> Iterator[None]:
-    """Make the first signal a request to end within `grace_s`; no effect without a listener."""
+def grace_period(grace_s: float, *, of: str = "the run") -> Iterator[None]:
+    """Make the first signal a request to end within `grace_s`; no effect without a listener.
+
+    Args:
+        grace_s: Seconds; then the process ends at once.
+        of: What ends, for the message.
+    """
     if _listener is None:
         yield
         return
-    _listener.grace_s = grace_s
+    _listener.grace_s, _listener.ending = grace_s, of
     try:
         yield
     finally:

@@ -142,7 +142,7 @@ def serve(settings: ServerSettings, overrides: Sequence[str]) -> None:
             deadline_s=config.env.deadline_s,
             max_replays=config.env.max_replays,
         )
-        with interrupts.grace_period(config.trainer.grace_s):
+        with interrupts.grace_period(config.trainer.grace_s, of="the server"):
             asyncio.run(_answer(settings, pool, config.env, token=token, seed=config.trainer.seed))
 
 

@@ -116,6 +116,7 @@ def test_a_served_episode_is_played_and_ctrl_c_ends_the_server(tmp_path: Path) -
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 128 + signal.SIGINT
+    assert "SIGINT ends the server within trainer.grace_s=" in errors
     assert "Traceback" not in errors
 
 

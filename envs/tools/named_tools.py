@@ -5,7 +5,7 @@ tools:
   - {mcp: {command: my-server, args: [--quiet], fresh: false}} # the tools of an MCP server; see
   `envs.tools.mcp_server`
   - {mcp: {url: http://127.0.0.1:8000/mcp}}                    # a running server
-  - {program: envs.tools.sandboxed:sandboxed, memory_mib: 256} # a tool that runs Python: a factory
+  - {program: envs.tools.sandboxed:sandboxed, processes: 8}    # a tool that runs Python: a factory
     of a `ProgramRunner`, and its arguments
 """
 
@@ -56,7 +56,15 @@ def _make(entry: Any, *, deadline_s: float) -> Toolset:
         raise ValueError(
             f"Tool {reference!r} cannot be imported: {type(error).__name__}: {error}."
         ) from error
-    return ProgramTool(_called(factory, arguments, entry))
+    runner = _called(factory, arguments, entry)
+    lacking = [name for name in ("run_program", "close") if not hasattr(runner, name)]
+    if lacking:
+        raise ValueError(
+            f"Tool {shortened(entry)}: {reference} made an object of {type(runner).__name__}, "
+            f"which has no {' and no '.join(lacking)}; a factory makes a "
+            "ProgramRunner (envs.tools.sandboxed)."
+        )
+    return ProgramTool(runner)
 
 
 def _called(factory: Any, arguments: Mapping[str, Any], entry: Any) -> Any:

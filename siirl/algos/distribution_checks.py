@@ -30,7 +30,8 @@ def require_distribution(output: Any, *, policy: str) -> ActionDistribution:
     """The output of a policy.
 
     Raises:
-        ConfigError: It is not a distribution, or FSDP2 would not find its tensors.
+        ConfigError: It is not a distribution, its shape has not two axes, or FSDP2 would not find
+            its tensors.
     """
     if not isinstance(output, ActionDistribution):
         raise ConfigError(
@@ -43,6 +44,12 @@ def require_distribution(output: Any, *, policy: str) -> ActionDistribution:
             f"{policy}.forward returned a {type(output).__name__} whose {', '.join(hidden)} is not "
             "a field: decorate the class with dataclasses.dataclass, because sharded training "
             "finds tensors in fields only."
+        )
+    shape: Any = output.shape
+    if not isinstance(shape, tuple) or len(shape) != 2:
+        raise ConfigError(
+            f"{type(output).__name__}.shape is {shape!r}; it must be two numbers: "
+            "observations, and tokens of a chunk."
         )
     return output
 

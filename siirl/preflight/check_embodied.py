@@ -16,7 +16,7 @@ from siirl.algos.distributions import ActionDistribution
 from siirl.dag_worker.embodied_components import make_encoder
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
-from siirl.errors import ConfigError, SiirlError
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.files.paths import find
 from siirl.files.weight_files import parameters_in
 from siirl.models import ActionTokenizer, ContinuousActions
@@ -24,6 +24,7 @@ from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
+from siirl.params.compose import shipped_values
 from siirl.params.key_names import MODEL_OPTIONS, MODEL_POLICY
 from siirl.params.references import check_call, is_reference, load_reference
 from siirl.params.reward_args import RewardArguments
@@ -96,6 +97,10 @@ def check_policy(
             policy.check_adapters(model.lora)
         if with_critic:
             PolicyFeatures(policy)  # refuses a policy without features; removes its head
+    except UnknownNameError as error:
+        if model.options not in shipped_values().get(MODEL_OPTIONS, ()):
+            raise
+        raise UnknownNameError(_perhaps_of_a_preset(error, model.options)) from error
     except SiirlError:
         raise
     except Exception as error:  # a user's policy may raise any class
@@ -116,10 +121,14 @@ def _check_options_of(
     except ConfigError as error:
         if not options:
             raise
-        raise ConfigError(
-            f"{error} The options are {as_text(options)}, perhaps of a trainer preset: "
-            f"{MODEL_OPTIONS}={{}} or your own replace them."
-        ) from error
+        raise ConfigError(_perhaps_of_a_preset(error, options)) from error
+
+
+def _perhaps_of_a_preset(error: SiirlError, options: Mapping[str, Any]) -> str:
+    return (
+        f"{error} The options are {as_text(options)}, perhaps of a trainer preset: "
+        f"{MODEL_OPTIONS}={{}} or your own replace them."
+    )
 
 
 def _check_size(policy: nn.Module, spec: EnvSpec, *, place: str, env_name: str) -> None:

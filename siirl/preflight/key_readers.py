@@ -52,7 +52,6 @@ ROBOTS_ONLY: Mapping[str, str] = {
     "actor_rollout_ref.embodied.recorder_every": NOT_FILMED,
     "actor_rollout_ref.embodied.recorder_size": NOT_FILMED,
     "actor_rollout_ref.rollout.noise_correlation": "tokens of a text are not a movement over time",
-    "actor_rollout_ref.rollout.n_steps": "a text is one episode, which ends before the update",
     "trainer.record_episodes": NOT_FILMED,
     "trainer.record_val_episodes": NOT_FILMED,
 }

@@ -96,14 +96,6 @@ MODEL_ROWS: tuple[Row, ...] = (
             f"0 before the first. Raise {ACTOR}.ppo_epochs, or leave it out.",
         ),
     ),
-    (
-        ACTOR,
-        ("target_kl",),
-        Reader(
-            negated(has_value(f"{ACTOR}.loss", "gpg")),
-            f"by losses with a ratio, which measure the KL, not by {ACTOR}.loss=gpg: leave it out.",
-        ),
-    ),
     (ACTOR, ("kl_loss_coef", "kl_loss_type"), KL_LOSS),
     (ACTOR, ("kl_loss_type",), KL_LOSS_WEIGHS),
     *warmup_rows(f"{ACTOR}.optim"),

@@ -9,6 +9,7 @@ from envs.base import EnvSpec
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.data_args import DataArguments
+from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.key_names import ROLLOUT
 from siirl.params.registered_names import GROUP_ESTIMATORS, estimators_taking
@@ -33,6 +34,12 @@ def segment_environment_problems(
     if rollout.n_steps is None:
         return
     place = f"{N_STEPS}={rollout.n_steps}"
+    if is_text(spec):
+        yield ConfigError(
+            f"{place} cuts the episodes of robots, but env={env.name} is text: take a trainer "
+            "preset for text, such as trainer=laptop_text, or set it to null."
+        )
+        return
     if not spec.replayable:
         yield ConfigError(
             f"{place} replays a running episode after an evaluation or from a checkpoint, but "

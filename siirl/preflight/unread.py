@@ -122,8 +122,12 @@ class SetKeys:
                 f"{setting} is read by text jobs only, but {env} is not a text environment: "
                 f"{key.metadata['text_only']}. Leave it out."
             )
-        # 0 videos is harmless in a text job
-        if key.place in ROBOTS_ONLY and text and value_of(self.config, key.place) != 0:
+        # 0 videos and a ratio of single tokens are what a text job has
+        if (
+            key.place in ROBOTS_ONLY
+            and text
+            and value_of(self.config, key.place) not in (0, "token")
+        ):
             return ConfigError(
                 f"{setting} is read by robot jobs only, but {env} is text: "
                 f"{ROBOTS_ONLY[key.place]}. Leave it out."

@@ -104,13 +104,15 @@ METRICS: dict[str, Metric] = {
     ),
     "actor/ratio_max": Metric(_LAST, "largest importance ratio"),
     "actor/importance_weight": Metric(
-        _LAST, "weight of a token that corrects for the policy that acted"
+        _LAST, "weight of a token, or decision, that corrects for the policy that acted"
     ),
     "actor/selected_share": Metric(
         _LAST, "share of tokens that the loss's selection restrains (Clip-Cov, KL-Cov)"
     ),
     "actor/policy_drift": Metric(_LAST, "CPGD's drift from the old policy"),
-    "actor/kl_loss": Metric(_LAST, "KL to the reference policy, as a loss"),
+    "actor/kl_loss": Metric(
+        _LAST, "KL to the reference policy, as a loss; per decision with ratio_level=decision"
+    ),
     "actor/kl_coef": Metric(_LAST, "coefficient of the KL term"),
     "actor/reward_kl_penalty": Metric(_LAST, "KL subtracted from the reward"),
     "actor/grad_norm": Metric(_LAST, "norm of the whole gradient before clipping"),

@@ -41,6 +41,13 @@ def test_a_policy_that_returns_logits_is_refused_with_the_remedy():
         require_distribution(torch.zeros(1, 2, 3), policy="Mine")
 
 
+@pytest.mark.parametrize("shape", [(1, 3, 1), (1,), 3, None])
+def test_a_shape_of_other_axes_than_rows_and_tokens_is_refused(shape):
+    odd = own(shape=property(lambda self: shape))(MEAN, LOG_STD)
+    with pytest.raises(ConfigError, match=r"Own.shape is .*; it must be two numbers"):
+        require_distribution(odd, policy="Mine")
+
+
 def test_choices_of_another_length_are_refused():
     with pytest.raises(TensorError, match="1 chunks of 3 tokens, but the batch has 1 of 4"):
         require_choices(Gaussian(MEAN, LOG_STD), torch.zeros(1, 4))

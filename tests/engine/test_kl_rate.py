@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_training import make_actor, make_engine, trajectories
 
-from siirl.engine.actor.actor import LARGEST_RATE_FACTOR, next_rate_factor
+from siirl.engine.actor.actor import LARGEST_RATE_FACTOR, RATE_STEP, next_rate_factor
 from siirl.params import OptimizerArguments
 
 
@@ -59,6 +59,16 @@ def test_an_update_that_made_its_actions_far_more_likely_lowers_the_rate():
     metrics = make_actor(engine, target_kl=0.003, ppo_epochs=8).update(batch)
     assert metrics["actor/ppo_kl"] < -0.006 < 0.006 < metrics["actor/approx_kl"]
     assert engine.rate_factor < 1.0
+
+
+@pytest.mark.parametrize("loss", ["vanilla", "gpg"])
+def test_the_rate_follows_the_kl_of_any_loss_with_a_ratio_or_without(loss):
+    engine = engine_at(1e-5)
+    batch = trajectories(6)
+    batch["old_log_probs"] = make_actor(engine).compute_log_prob(batch).log_probs_BT
+    metrics = make_actor(engine, target_kl=0.01, ppo_epochs=4, loss=loss).update(batch)
+    assert 0 < metrics["actor/approx_kl"] < 0.005
+    assert engine.rate_factor == RATE_STEP
 
 
 def test_without_a_target_the_rate_is_the_schedules():

@@ -97,6 +97,17 @@ def test_a_key_that_only_text_reads_is_accepted_for_text() -> None:
             ["env=math", "actor_rollout_ref.rollout.mode=async", "trainer.deterministic=true"],
             "batches by arrival time",
         ),
+        (
+            TEXT,
+            ["env=math", "pipeline=ppo", "actor_rollout_ref.rollout.n_steps=4"],
+            "n_steps=4 cuts the episodes of robots, but env=math is text",
+        ),
+        (
+            TEXT,
+            ["env=math", "pipeline=ppo", "trainer=mujoco_control", "model=tiny_lm"],
+            "n_steps=2048 cuts the episodes of robots, but env=math is text: take a trainer preset "
+            "for text, such as trainer=laptop_text",
+        ),
         (TEXT, ["env=math", "rollout=server"], "server.urls=[] names 0 servers"),
         (TEXT, [*SERVER, "trainer.n_gpus_per_node=2"], "the job has 2 ranks: name one for each"),
         (TEXT, [*SERVER, "trainer.deterministic=true"], "use rollout=hf"),

@@ -130,6 +130,19 @@ def test_options_that_it_does_not_take_are_refused_and_others_pass(module, capsy
     assert main([*words, "actor_rollout_ref.model.options={width: 2}"]) == 0
 
 
+def test_options_of_a_preset_that_a_shipped_policy_does_not_take_are_refused(capsys) -> None:
+    words = [
+        *("--plan", "pipeline=ppo", "env=gymnasium", "env.id=Pendulum-v1"),
+        *("trainer=mujoco_control", f"{POLICY}=tiny_vla"),
+    ]
+    assert main(words) == REFUSED
+    message = capsys.readouterr().err
+    assert "Unknown option (actor_rollout_ref.model.options) 'normalize'" in message
+    assert "options are {normalize: true}, perhaps of a trainer preset: " in message
+    assert main([*words, "actor_rollout_ref.model.options={widht: 3}"]) == REFUSED
+    assert "trainer preset" not in capsys.readouterr().err
+
+
 def test_a_policy_whose_actions_leave_the_environments_range_is_refused(module, capsys) -> None:
     name = module(WIDE_POLICY)
     assert main([*GYM, f"{POLICY}={name}:Wide"]) == REFUSED

@@ -152,9 +152,3 @@ def test_an_environment_that_cannot_be_replayed_is_refused():
     spec = dataclasses.replace(SPEC, replayable=False)
     (problem,) = environment_problems(parse_config([*JOB]), spec)
     assert "env=gymnasium cannot be replayed (EnvSpec.replayable): leave it out" in str(problem)
-
-
-def test_text_has_no_steps_to_cut_at():
-    parsed = parse(["env=math", "pipeline=ppo", "actor_rollout_ref.rollout.n_steps=4"])
-    found = unread_in_domain(parsed.config, named=parsed.named, text=True)
-    assert any("n_steps" in str(problem) for problem in found)

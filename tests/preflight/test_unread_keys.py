@@ -57,10 +57,6 @@ def unread(parsed: ParsedConfig) -> list[str]:
             f"{ACTOR}.target_kl=0.01 is read if an update has several optimiser steps",
         ),
         (
-            f"{ACTOR}.target_kl=0.01 {ACTOR}.loss=gpg",
-            f"{ACTOR}.target_kl=0.01 is read by losses with a ratio, which measure the KL",
-        ),
-        (
             "reward=srpo_released reward.failure_window=9",
             "reward.failure_window=9 is read by reward.name=srpo, video_value and oracle, not by",
         ),
@@ -280,6 +276,10 @@ def unread(parsed: ParsedConfig) -> list[str]:
             "trainer.record_episodes=3 is read by robot jobs only",
         ),
         (
+            f"env=math pipeline=grpo {ACTOR}.ratio_level=decision",
+            "ratio_level=decision is read by robot jobs only, but env=math is text: each token",
+        ),
+        (
             "env=math pipeline=grpo actor_rollout_ref.embodied.recorder_size=64",
             "recorder_size=64 is read by robot jobs only",
         ),
@@ -330,6 +330,7 @@ def test_a_key_that_nothing_reads_is_refused_with_its_reader(words: str, expecte
         f"pipeline=ppo {ACTOR}.optim.scheduler=constant",
         f"env=math pipeline=grpo {ACTOR}.micro_batch_tokens=null {ACTOR}.micro_batch_size=4",
         "env=math pipeline=grpo trainer.record_episodes=0 trainer.record_val_episodes=0",
+        f"env=math pipeline=grpo {ACTOR}.ratio_level=token",
         "pipeline=grpo dag.custom_pipeline_fn=mine:graph critic.optim.lr=0.1 "
         "algorithm.filter.success_low=0.2",
         "algorithm.adv_estimator=my_own algorithm.gamma=0.9",

@@ -164,11 +164,10 @@ class Actor:
     def _follow_kl(self, metrics: Metrics) -> None:
         """Adjust the learning rate to the KL of an update of several optimiser steps.
 
-        The KL is measured before each step, so it is 0 if there is only one. A loss without
-        a ratio, such as `gpg`, measures none.
+        The KL is measured before each step, so it is 0 if there is only one.
         """
         target = self.config.target_kl
-        if target is None or metrics["actor/updates"] < 2 or "actor/ppo_kl" not in metrics:
+        if target is None or metrics["actor/updates"] < 2:
             return
         self.engine.rate_factor = next_rate_factor(
             self.engine.rate_factor,

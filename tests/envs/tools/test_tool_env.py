@@ -381,6 +381,10 @@ def test_functions_without_a_process_to_run_in_fail_the_episode(monkeypatch):
             "unexpected keyword argument 'refresh'.*Its arguments: command, args",
         ),
         (
+            {"tools": [{"program": "os:getcwd"}]},
+            "os:getcwd made an object of str, which has no run_program and no close",
+        ),
+        (
             {"tools": [{"program": "no_such_module:runner"}]},
             "'no_such_module:runner' cannot be imported: ModuleNotFoundError",
         ),
