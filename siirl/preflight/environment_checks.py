@@ -38,7 +38,7 @@ from siirl.preflight.critic_checks import overlong_problems
 from siirl.preflight.key_conditions import asks_a_model
 from siirl.preflight.segment_checks import segment_environment_problems
 from siirl.preflight.server_checks import server_problems
-from siirl.preflight.tool_checks import tool_server_problems
+from siirl.preflight.tool_checks import missing_programs, tool_server_problems
 from siirl.preflight.ungraded_rows import grading_problems
 
 SLOWEST_STEP = {
@@ -216,6 +216,8 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         yield error
     yield from _of_engine(config)
     yield from tool_server_problems(config.env)
+    if config.cluster.address is None:
+        yield from missing_programs(config.env)
     if config.reward_model.path is None and asks_a_model(config):
         yield ConfigError(
             f"reward.name={REWARD_MODEL} needs a classifier, but reward_model.path=null: give its "

@@ -1,8 +1,12 @@
-"""Check of tools behind MCP servers at addresses: a job without its server would fail at every
-episode, and one with two tools of a name at the first.
+"""Check of tools behind MCP servers: a job without its server would fail at every episode, and one
+with two tools of a name at the first. Servers at addresses are asked for their tools; of those that
+a run starts, only the program is looked up.
 """
 
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from envs.tools.toolset import ToolsMissing, two_of_a_name
 from siirl.errors import ConfigError
@@ -47,6 +51,24 @@ def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
         if shared is not None:
             yield ConfigError(two_of_a_name(shared, owners[shared], owner))
         owners.update(dict.fromkeys(names, owner))
+
+
+def missing_programs(env: EnvArguments) -> Iterator[ConfigError]:
+    """MCP servers of `env.kwargs.tools` whose program this machine does not have."""
+    if env.name != "tools":
+        return
+    entries = [entry for entry in env.kwargs["tools"] if isinstance(entry, Mapping)]
+    for server in (entry["mcp"] for entry in entries if "mcp" in entry):
+        command = server.get("command")
+        if command is None:
+            continue
+        in_folder = Path(server.get("cwd") or "", command)  # where its process looks for it
+        path = (os.environ | dict(server.get("env") or {})).get("PATH")
+        if shutil.which(str(in_folder) if os.sep in command else command, path=path) is None:
+            yield ConfigError(
+                f"env.kwargs.tools: there is no program {command!r} for an MCP server on this "
+                "machine: install it, or write its whole path."
+            )
 
 
 def _known_before_the_start(env: EnvArguments) -> dict[str, str]:

@@ -11,7 +11,7 @@ from siirl.errors import ConfigError
 from siirl.params.parser import parse_config
 from siirl.preflight import tool_checks
 from siirl.preflight.early_checks import check_early
-from siirl.preflight.tool_checks import tool_server_problems
+from siirl.preflight.tool_checks import missing_programs, tool_server_problems
 from tests.envs.tools.http_server import PlainHttpServer
 
 CALCULATOR = "envs.tools.arithmetic:calculator"
@@ -102,6 +102,27 @@ def test_a_server_that_is_named_twice_is_refused() -> None:
         f"env.kwargs.tools lists the MCP server '{server.url}' twice: remove one of the two "
         "entries."
     )
+
+
+@pytest.mark.parametrize(
+    ("server", "there"),
+    [
+        ("command: no-such-server", False),
+        ("command: sh", True),
+        ("command: sh, env: {PATH: /nowhere}", False),
+        ("command: /bin/no-such-server", False),
+        ("command: ./run, cwd: '{folder}'", True),
+        ("command: ./run, cwd: /", False),
+    ],
+)
+def test_a_server_whose_program_is_missing_is_refused(
+    server: str, there: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "run").touch(mode=0o755)
+    tools = f"[{{mcp: {{{server.replace('{folder}', str(tmp_path))}}}}}]"
+    config = parse_config(["pipeline=grpo", "env=tools", f"env.kwargs.tools={tools}"])
+    found = [str(error) for error in missing_programs(config.env)]
+    assert ["there is no program" in each for each in found] == ([] if there else [True])
 
 
 @pytest.mark.parametrize(
