@@ -57,7 +57,8 @@ def missing_programs(env: EnvArguments) -> Iterator[ConfigError]:
     """MCP servers of `env.kwargs.tools` whose program this machine does not have."""
     if env.name != "tools":
         return
-    entries = [entry for entry in env.kwargs["tools"] if isinstance(entry, Mapping)]
+    tools = env.kwargs.get("tools", ())
+    entries = [entry for entry in tools if isinstance(entry, Mapping)]
     for server in (entry["mcp"] for entry in entries if "mcp" in entry):
         command = server.get("command")
         if command is None:

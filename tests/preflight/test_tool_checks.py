@@ -22,6 +22,11 @@ def problems(tools: str) -> list[str]:
     return [str(error) for error in tool_server_problems(config.env)]
 
 
+def test_the_tools_of_the_default_need_nothing() -> None:
+    config = parse_config(["pipeline=grpo", "env=tools"])
+    assert [*tool_server_problems(config.env), *missing_programs(config.env)] == []
+
+
 def test_an_absent_server_is_refused_at_once_with_its_address_and_the_remedy() -> None:
     with PlainHttpServer() as server:
         url = server.url
