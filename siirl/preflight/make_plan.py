@@ -15,10 +15,11 @@ from siirl.execution.dag.task_loader import trained_models, update_nodes
 from siirl.files.weight_files import learnt_tasks
 from siirl.params import sizes
 from siirl.params.agents import rows_of_step, rows_per_episode
+from siirl.params.build import as_text
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.domains import SERVER
-from siirl.params.model_args import ModelArguments
+from siirl.params.model_args import ActorArguments, ModelArguments
 from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.duration import estimated_minutes
@@ -169,9 +170,15 @@ def _pipeline(graph: TaskGraph, *, name: str, group: int) -> PipelinePlan:
 
 
 def _policy(model: ModelArguments) -> str:
+    options = f" {as_text(model.options)}" if model.options else ""
     weights = "new weights" if model.path is None else f"weights of {model.path}"
     adapters = f", LoRA of rank {model.lora.rank}" if model.lora.rank else ""
-    return f"{model.policy}, {weights}{adapters}"
+    return f"{model.policy}{options}, {weights}{adapters}"
+
+
+def _rate(actor: ActorArguments) -> str:
+    followed = "" if actor.target_kl is None else f", adjusted to target_kl={actor.target_kl:g}"
+    return f"{actor.optim.lr:g}, {actor.optim.scheduler}{followed}"
 
 
 def _way_of_weights(server: ServerArguments) -> str:
@@ -204,6 +211,7 @@ def _update(
         micro_batch_size=actor.micro_batch_size,
         micro_batch_tokens=actor.micro_batch_tokens,
         micro_batch_chunks=actor.micro_batch_chunks,
+        rate=_rate(actor),
         loss=loss,
         critic=critic,
     )

@@ -54,6 +54,8 @@ class UpdatePlan:
     """Token budget, which replaces `micro_batch_size`."""
     micro_batch_chunks: int | None
     """Chunk budget, which replaces `micro_batch_size`."""
+    rate: str
+    """Learning rate, its schedule, and the KL that it is adjusted to."""
     loss: str
     """The resolved policy loss with its bounds, options and aggregation."""
     critic: str | None

@@ -34,6 +34,10 @@ def test_an_update_is_cut_into_mini_batches_and_micro_batches() -> None:
         ([], "policy tiny_vla, new weights tasks"),
         (["actor_rollout_ref.model.policy=control_policy"], "policy control_policy, new weights"),
         (["model=tiny_vla", "trainer=mujoco_control"], "policy tiny_vla, new weights tasks"),
+        (
+            ["actor_rollout_ref.model.options={bins: 8}"],
+            "policy tiny_vla {bins: 8}, new weights tasks",
+        ),
         (["actor_rollout_ref.model.lora.rank=8"], "policy tiny_vla, new weights, LoRA of rank 8"),
         (
             ["actor_rollout_ref.model.path=assets/tiny_vla"],
@@ -42,6 +46,23 @@ def test_an_update_is_cut_into_mini_batches_and_micro_batches() -> None:
     ],
 )
 def test_the_plan_names_the_policy_and_its_weights(words: list[str], told: str) -> None:
+    assert told in one_line(render(plan_of(words)))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["actor_rollout_ref.actor.target_kl=0.02"],
+            "rate 0.0002, cosine_with_warmup, adjusted to target_kl=0.02 loss",
+        ),
+        (
+            ["actor_rollout_ref.actor.target_kl=null", "actor_rollout_ref.actor.optim.lr=3e-5"],
+            "rate 3e-05, cosine_with_warmup loss",
+        ),
+    ],
+)
+def test_the_plan_names_the_learning_rate_and_what_changes_it(words: list[str], told: str) -> None:
     assert told in one_line(render(plan_of(words)))
 
 
