@@ -209,19 +209,18 @@ def choose_again(
     for group, option in options_by_group.items():
         own = load_option(group, option, without=options_by_group)
         set_again |= {place for place, _ in _leaves("", OmegaConf.to_container(own))}
-    keys = {leaf.key for leaf in over}
-    again = keys & set_again
+    of_file = {leaf.key: leaf.value for leaf in over}
+    again = of_file.keys() & set_again
     if CLIP_RATIO in again:  # the file's has cleared the groups' bounds
-        again |= {*BOUNDS} - keys
+        again |= {*BOUNDS} - of_file.keys()
     if OmegaConf.select(tree, LOSS) in LOSSES_WITH_OWN_BOUNDS:
         again -= {*BOUNDS}
-    own_values = {leaf.key: leaf.value for leaf in over}
     for key in again:
-        value, of_file = value_at(groups, key), own_values.get(key)
+        value = value_at(groups, key)
         if isinstance(value, Mapping):
-            if not isinstance(of_file, Mapping):
+            if not isinstance(of_file[key], Mapping):
                 continue  # it is refused later
-            value = {**of_file, **value}
+            value = {**of_file[key], **value}
         OmegaConf.update(tree, key, value, merge=False)
     alone = _clip_ratio_alone(over)
     written = OmegaConf.to_container(tree, resolve=False)
