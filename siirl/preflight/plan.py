@@ -114,7 +114,7 @@ class Plan:
 
     pipeline: PipelinePlan
     policy: str
-    """Class or function of the policy, its initial weights and its adapters, in words."""
+    """The policy with its options, initial weights and adapters, in words."""
     env: str
     tasks: tuple[str, ...]
     roles: tuple[tuple[str, int], ...]
