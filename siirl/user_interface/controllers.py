@@ -29,7 +29,7 @@ from siirl.engine.actor.actor import Actor, Metrics
 from siirl.engine.rollout.inference_engine import InferenceEngine
 from siirl.engine.rollout.workflow import RolloutResult, RolloutWorkflow
 from siirl.engine.training.collectives import Collectives, join
-from siirl.engine.training.rank_device import device_of_rank
+from siirl.engine.training.rank_device import prepare_device
 from siirl.engine.training.weight_sync import checksum, receive_weights
 from siirl.execution.scheduler.launch import MeetingPoint
 from siirl.execution.scheduler.placement import machines
@@ -238,7 +238,7 @@ class _TrainProcess:
         return self.meeting.place
 
     def build(self, make: MakeActor, place: str) -> None:
-        device = device_of_rank()
+        device = prepare_device(deterministic=False)
         backend = choose_backend(self.size, device_type=device.type)
         ranks = join(
             rank=self.rank, world_size=self.size, init_method=place, device=device, backend=backend

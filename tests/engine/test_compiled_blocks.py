@@ -10,7 +10,10 @@ from torch._dynamo.utils import counters
 
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.errors import ConfigError
+from siirl.models.language_model import load_language_model
+from siirl.params.model_args import LoraArguments
 
+SHIPPED = "assets/tiny_lm"
 TRACED = "aot_eager"  # as inductor, up to the code that it makes
 
 
@@ -49,6 +52,35 @@ def test_acting_compiles_nothing():
     with torch.no_grad():
         engine.module(torch.ones(1, 3, dtype=torch.long), torch.arange(3)[None])
     assert counters["stats"]["unique_graphs"] == 0
+
+
+@pytest.mark.filterwarnings("error:.*recompile")
+def test_batches_of_many_sizes_with_adapters_and_a_reference_stay_compiled():
+    module = load_language_model(SHIPPED, lora=LoraArguments(rank=2))
+    engine = make_engine(
+        module=module, scorer=text_scorer, compiler="eager", compute_dtype=torch.bfloat16
+    )
+    actor, batch = make_actor(engine), text_rows()
+    for size in (1, 2, len(batch)):
+        engine.micro_batches.size = size
+        with module.without_adapter():
+            engine.forward(batch, lambda scores, _: scores.log_probs_BT)
+        actor.compute_log_prob(batch)
+        actor.update(batch)
+    assert not [reason for reason in counters["unimplemented"] if "limit" in reason]
+
+
+def test_an_engine_that_is_not_compiled_may_compile_its_attention():
+    make_engine(module=tiny_model(), scorer=text_scorer, compiler=TRACED)
+    stances = []
+
+    def scorer(*arguments):
+        stances.append(torch._dynamo.eval_frame._stance.stance)
+        return text_scorer(*arguments)
+
+    plain = make_engine(module=tiny_model(), scorer=scorer)
+    make_actor(plain).compute_log_prob(text_rows())
+    assert set(stances) == {"default"}
 
 
 def test_a_model_without_blocks_is_refused():

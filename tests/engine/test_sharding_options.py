@@ -4,11 +4,14 @@ tensors.
 
 import pytest
 import torch
+from knocking import knocked_at, ports
+from psutil import Process
 from ranks_at_work import run_on_ranks
 from tiny_training import largest_difference, make_actor, make_engine, trajectories, weights
+from torch import distributed
 from torch.distributed.tensor import DTensor
 
-from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.collectives import TIMEOUT, OneProcess
 from siirl.engine.training.offload import OffloadedTensors, powers_of_two
 from siirl.engine.training.sharding import Sharding
 from siirl.errors import ConfigError
@@ -116,6 +119,24 @@ def layout(ranks):
 
 def test_neighbouring_ranks_share_a_copy():
     assert run_on_ranks(layout, ranks=4)[0] == [[0, 1], [2, 3]]
+
+
+def groups_of_two_engines(ranks):
+    for _ in range(2):
+        engine = make_engine(ranks, sharding=Sharding(shard_ranks=2))
+    mesh = next(iter(engine.module.parameters())).device_mesh
+    cpu = torch.device("cpu")
+    limits = {
+        mesh.get_group(axis)._get_backend(cpu).options._timeout for axis in mesh.mesh_dim_names
+    }
+    return len(distributed.distributed_c10d._world.pg_map), limits, knocked_at(ports(Process()))
+
+
+def test_engines_share_groups_that_wait_as_long_as_the_ranks_and_whose_ports_are_closed():
+    for groups, limits, knocked in run_on_ranks(groups_of_two_engines, ranks=4):
+        assert groups == 3  # all ranks, and one group of each axis
+        assert limits == {TIMEOUT}
+        assert {opens for _, opens in knocked} == {False}
 
 
 def uneven(ranks):

@@ -84,6 +84,10 @@ def test_formula_for_openvla_equals_torchs_count(monkeypatch, tmp_path, model, h
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA L40", 181),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L4", 121),
         ("NVIDIA A100-SXM4-80GB", 312),
     ],
 )

@@ -11,17 +11,18 @@ import datetime
 import functools
 import gc
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from siirl.algos.ranks import OneRank, Ranks
 from siirl.engine.training.network import listen_towards, meet
-from siirl.engine.training.port_guard import admit_ranks_only, open_sockets
+from siirl.engine.training.port_guard import admit_ranks_only, guard_new_ports, open_sockets
 from siirl.errors import InvariantError, SiirlError
 from siirl.occupation import OCCUPATION
 
@@ -94,6 +95,31 @@ class GroupOfProcesses:
         )
         self.rank = distributed.get_rank(self.group)
         self.size = distributed.get_world_size(self.group)
+        self.meshes: dict[tuple[str, int], DeviceMesh] = {}
+        """By type of the device and number of ranks that share one copy."""
+
+    def mesh(self, device_type: str, *, shard_ranks: int) -> DeviceMesh:
+        """Mesh of the ranks: one axis, or groups of `shard_ranks` neighbours with one copy per
+        group.
+
+        Made once, because NCCL takes memory of the GPU for each group of processes.
+        """
+        key = device_type, shard_ranks
+        if key not in self.meshes:
+            self.meshes[key] = self._new_mesh(device_type, shard_ranks)
+        return self.meshes[key]
+
+    def _new_mesh(self, device_type: str, shard_ranks: int) -> DeviceMesh:
+        assert self.group is not None
+        if shard_ranks == self.size:
+            return DeviceMesh.from_group(self.group, device_type)
+        shape, axes = (self.size // shard_ranks, shard_ranks), ("replicate", "shard")
+        with guard_new_ports() if "gloo" in distributed.get_backend_config() else nullcontext():
+            mesh = init_device_mesh(device_type, shape, mesh_dim_names=axes)
+            self.sum(torch.zeros(()))  # the last rank has connected
+        for axis in axes:
+            distributed.distributed_c10d._set_pg_timeout(TIMEOUT, mesh.get_group(axis))
+        return mesh
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """See Ranks."""
@@ -224,6 +250,7 @@ def leave(ranks: OneProcess | GroupOfProcesses) -> None:
     if isinstance(ranks, GroupOfProcesses):
         distributed.destroy_process_group(ranks.group)
         ranks.group = None
+        ranks.meshes.clear()
         _clear_caches_of_sharded_tensors()
         gc.collect()  # tracebacks of kept errors also refer to the group
 

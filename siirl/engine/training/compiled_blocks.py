@@ -15,6 +15,9 @@ from torch import nn
 from siirl.errors import ConfigError
 
 COMPILER = "inductor"  # torch's own
+# All blocks of a class are variants of one function: with and without gradients, of a mask, of
+# adapters, of one lane or several. Beyond torch's limit of 8 a variant silently runs uncompiled.
+VARIANTS = 64
 
 
 class Blocks(Protocol):
@@ -28,8 +31,10 @@ class PlainBlocks:
     """Blocks that are not compiled."""
 
     def passes(self) -> contextlib.AbstractContextManager[Any]:
-        """See `Blocks`."""
-        return contextlib.nullcontext()
+        """See `Blocks`. Functions that are compiled by themselves (attention in blocks) stay so
+        beside an engine of `CompiledBlocks`.
+        """
+        return torch.compiler.set_stance("default")
 
 
 class CompiledBlocks:
@@ -51,6 +56,8 @@ class CompiledBlocks:
             )
         for block in blocks:
             block.compile(backend=backend)
+        settings: Any = torch._dynamo.config
+        settings.recompile_limit = max(settings.recompile_limit, VARIANTS)
         torch.compiler.set_stance("force_eager")  # outside of `passes`
 
     def passes(self) -> contextlib.AbstractContextManager[Any]:

@@ -7,8 +7,8 @@ makes the kernel drop all further packets to the listening ports. It also publis
 connections in their store: an incoming connection that no rank holds is foreign, and ends the run
 before anything is sent.
 
-Left out: encryption, and groups that are made later (`torch.distributed.new_group`); siirl makes
-none.
+Groups that are made later (`GroupOfProcesses.mesh`) connect at once, so their ports are closed too,
+without the check of their peers. Left out: encryption.
 """
 
 import ctypes

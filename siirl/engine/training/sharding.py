@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.collectives import Collectives, GroupOfProcesses
 from siirl.errors import ConfigError, InvariantError
 from siirl.models.adapters import Adaptable
 from siirl.models.checksum import checksum
@@ -87,16 +87,13 @@ def mesh_of(ranks: Collectives, *, device: torch.device, shard_ranks: int | None
     Raises:
         ConfigError: Copies of different size.
     """
-    assert ranks.group is not None
-    if shard_ranks is None or shard_ranks == ranks.size:
-        return DeviceMesh.from_group(ranks.group, device.type)
-    if ranks.size % shard_ranks:
+    assert isinstance(ranks, GroupOfProcesses)
+    if shard_ranks is not None and ranks.size % shard_ranks:
         raise ConfigError(
             f"actor_rollout_ref.actor.fsdp_size={shard_ranks} must divide the {ranks.size} ranks "
             "that train the model."
         )
-    shape = (ranks.size // shard_ranks, shard_ranks)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+    return ranks.mesh(device.type, shard_ranks=shard_ranks or ranks.size)
 
 
 def _fully_shard(
