@@ -60,6 +60,13 @@ def test_lockstep_on_ranks_of_their_own_equals_one_colocated_rank_bit_for_bit(tm
     assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
 
 
+def test_a_bfloat16_policy_with_adapters_reaches_a_rollout_rank_bit_for_bit(tmp_path):
+    adapters = ("actor_rollout_ref.model.lora.rank=2", "actor_rollout_ref.model.dtype=bfloat16")
+    job = (*SUMS, *adapters, FIXED, "trainer.total_steps=2")
+    colocated = run(tmp_path / "one", (*job, "cluster=local"))
+    assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
+
+
 OWN = "tests.dag_worker.test_separate_groups"
 BRANCHES = f"""
 nodes:

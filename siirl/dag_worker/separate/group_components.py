@@ -42,6 +42,7 @@ from siirl.engine.training.collectives import Collectives, OneProcess
 from siirl.engine.training.weight_sync import acting_copy
 from siirl.errors import ConfigError
 from siirl.execution.dag import TaskGraph
+from siirl.models.adapters import narrow_frozen
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import config_of_group, owners
 from siirl.params.dag_args import DagArguments
@@ -228,7 +229,10 @@ def _rollout_parts(
     place: Any = {"pool": pool, "ranks": ranks, "folder": folder, "first_step": first_step}
     if shares is None:
         dtype = acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag)
-        acting = acting_copy(make.load(), dtype)
+        loaded, computes = make.load(), compute_dtype(config.actor_rollout_ref.model)
+        if computes is not None:
+            narrow_frozen(loaded, computes)  # as the training rank does with frozen weights
+        acting = acting_copy(loaded, dtype)
         rollouts = make.rollouts(acting, **place)
     else:
         assert isinstance(make, TextBuilder)
