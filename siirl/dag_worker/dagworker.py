@@ -235,7 +235,8 @@ class DAGWorker:
         if self.global_steps == 0 and trainer.val_before_train and trainer.val_episodes > 0:
             yield from self._evaluate()
             yield self._step_done()
-        while not self._is_last(begin):
+        last = self._is_last(begin)
+        while not last:
             self.groups.checkpoints.check()
             self.global_steps += 1
             yield Activity(f"step {self.global_steps}")

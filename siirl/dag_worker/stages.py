@@ -360,7 +360,8 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     # an agent that shares the weights may have stepped since the last sync
     with work_of_update(context.actor.engine) as speed:
         metrics = context.actor.update(batch, policy_version=context.actor.engine.steps)
-    require_agreement(metrics, context.config.actor_rollout_ref)
+    on_gpu = context.actor.engine.device.type == "cuda"
+    require_agreement(metrics, context.config.actor_rollout_ref, on_gpu=on_gpu)
     return NodeOutput(batch=batch, metrics={**metrics, **speed})
 
 

@@ -131,11 +131,15 @@ def micro_batches_per_mini_batch(
     return -(-on_a_rank // policy.actor.micro_batch_size)
 
 
+def has_kl_loss(actor: ActorArguments) -> bool:
+    """Whether a KL to the reference policy has a weight in the loss."""
+    return actor.use_kl_loss and actor.kl_loss_coef > 0
+
+
 def needs_reference(actor: ActorArguments, algorithm: AlgorithmArguments) -> bool:
     """Whether a KL to the reference policy has any weight, in the loss or in the reward."""
-    in_loss = actor.use_kl_loss and actor.kl_loss_coef > 0
     in_reward = algorithm.use_kl_in_reward and algorithm.kl_ctrl.kl_coef > 0
-    return in_loss or in_reward
+    return has_kl_loss(actor) or in_reward
 
 
 def needs_video(reward: RewardArguments) -> bool:

@@ -141,5 +141,5 @@ def _columns_of_estimator(algorithm: AlgorithmArguments) -> list[str]:
 
 
 def _columns_of_loss(actor: ActorArguments) -> list[str]:
-    read = {"ref_log_prob": actor.use_kl_loss, "old_log_probs": weighs_tokens(actor)}
+    read = {"ref_log_prob": sizes.has_kl_loss(actor), "old_log_probs": weighs_tokens(actor)}
     return [name for name, reads in read.items() if reads]

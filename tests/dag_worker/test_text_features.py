@@ -66,6 +66,12 @@ def test_a_kl_without_weight_needs_no_reference():
     assert reference_of(KL, "actor_rollout_ref.actor.kl_loss_coef=0")[0] is None
 
 
+def test_a_run_with_a_kl_without_weight_trains(tmp_path):
+    words = ("pipeline=grpo", KL, "actor_rollout_ref.actor.kl_loss_coef=0")
+    [step] = train(tmp_path, *words, "trainer.total_steps=1")
+    assert step.metrics["actor/updates"] == 1.0
+
+
 def test_with_adapters_the_reference_is_the_base_model_without_a_copy():
     reference, model, actor = reference_of(KL, adapters=LoraArguments(rank=4))
     assert isinstance(reference, WithoutAdapter)

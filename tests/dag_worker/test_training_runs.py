@@ -3,11 +3,12 @@ uninterrupted, steps are bounded, policies load.
 """
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from one_process import run, untimed
+from one_process import events_of, run, untimed
 
 from envs.registry import env_spec
 from siirl.dag_worker.events import StepDone
@@ -53,6 +54,18 @@ def test_a_finished_run_reports_that_no_step_is_left(tmp_path):
         match=r"the run is complete after step 1. Raise trainer.total_steps=1 or trainer.total_epochs=30\.",
     ):
         train(tmp_path / "run", "trainer.total_steps=1", f"trainer.resume={tmp_path / 'run'}")
+
+
+def test_a_run_whose_time_is_over_between_two_steps_ends_with_an_evaluated_and_saved_one(tmp_path):
+    words = (*SMALL, "trainer.save_freq=-1", "trainer.max_minutes=0.1", "trainer.total_steps=9")
+    steps = []
+    for event in events_of(tmp_path / "run", [*words, "trainer.val_episodes=2"]):
+        if isinstance(event, StepDone) and event.step == 1 and not steps:
+            time.sleep(6.0)  # the time of the run, while its first step is reported
+        if isinstance(event, StepDone):
+            steps.append(event)
+    assert "val/all/return" in steps[-1].metrics
+    assert weights(tmp_path / "run", steps[-1].step)
 
 
 def test_the_weights_move_and_the_policy_version_counts_optimiser_steps(tmp_path):

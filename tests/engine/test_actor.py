@@ -110,6 +110,28 @@ def test_rows_without_advantage_are_left_out_of_the_passes_and_not_of_the_denomi
     assert left_out.rows_seen == 6 - len(silent) < scored.rows_seen == 6
 
 
+@pytest.mark.parametrize("loss", ["cpgd", "kl_cov", "towards_old"])
+def test_a_loss_with_a_gradient_without_advantages_takes_its_step(registries, loss):
+    @register_policy_loss("towards_old")
+    def compute_distance(
+        old_log_prob,
+        log_prob,
+        advantages,
+        response_mask,
+        loss_agg_mode="token-mean",
+        config=None,
+        rollout_is_weights=None,
+    ):
+        zero = torch.zeros(())
+        distance = (log_prob - old_log_prob) ** 2
+        return agg_loss(distance, response_mask, loss_agg_mode), zero, zero, zero
+
+    batch = trajectories(6)
+    batch["advantages"].zero_()
+    _, metrics = updated(batch, loss=loss)
+    assert metrics["actor/grad_norm"] > 0.0
+
+
 def test_gspo_trains():
     _, metrics = updated(trajectories(6), loss="gspo", loss_agg_mode="seq-mean-token-mean")
     assert metrics["actor/updates"] == 1.0

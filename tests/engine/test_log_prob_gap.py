@@ -133,7 +133,7 @@ def test_rounding_stops_no_step_and_leaves_room(job, after_two_steps):
         assert metrics["actor/updates"] == 1.0
         bound = log_prob_gap_bound(job.config.actor_rollout_ref, on_gpu=False)
         assert 0.0 < metrics["rollout/log_prob_gap_mean"] < bound / 2
-        require_agreement(metrics, job.config.actor_rollout_ref)
+        require_agreement(metrics, job.config.actor_rollout_ref, on_gpu=False)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_the_bound_of_16_bits_depends_on_the_kernels(words, on_gpu, bound):
 def test_weights_of_the_step_before_stop_the_run(job, after_two_steps):
     metrics = job.update(job.answers(model=after_two_steps[2]))
     with pytest.raises(InvariantError, match="Acting and training disagree"):
-        require_agreement(metrics, job.config.actor_rollout_ref)
+        require_agreement(metrics, job.config.actor_rollout_ref, on_gpu=False)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,9 @@ def test_weights_of_the_step_before_stop_the_run(job, after_two_steps):
 )
 def test_another_temperature_and_another_position_stop_the_run(job, wrong):
     with pytest.raises(InvariantError, match="Acting and training disagree"):
-        require_agreement(job.update(job.answers(**wrong)), job.config.actor_rollout_ref)
+        require_agreement(
+            job.update(job.answers(**wrong)), job.config.actor_rollout_ref, on_gpu=False
+        )
 
 
 def test_a_gap_that_is_not_a_number_stops_the_run():
@@ -173,8 +175,9 @@ def test_a_gap_that_is_not_a_number_stops_the_run():
         require_agreement(
             {"rollout/log_prob_gap_mean": float("nan"), "rollout/log_prob_gap": float("nan")},
             configured("float32").actor_rollout_ref,
+            on_gpu=False,
         )
 
 
 def test_a_step_without_tokens_of_the_current_weights_has_no_gap():
-    require_agreement({}, configured("bfloat16").actor_rollout_ref)
+    require_agreement({}, configured("bfloat16").actor_rollout_ref, on_gpu=False)

@@ -189,7 +189,7 @@ class Actor:
 
     def _old_column(self, batch: TensorDict, on_policy: bool) -> str | None:
         needed = ["advantages", "response_mask"]
-        if self.config.use_kl_loss:
+        if self.loss.uses_kl:
             needed.append("ref_log_prob")
         for name in needed:
             if name not in batch:
@@ -227,15 +227,15 @@ class Actor:
         a reason in the data. Rows without advantage (groups that were all correct or all wrong)
         count in the denominator. The passes skip them if they have no gradient.
         """
-        other_terms = self.config.entropy_coef != 0 or self.loss.uses_kl
+        skips = self.loss.advantage_only
         advantage_B = (rows["advantages"].abs() * rows["response_mask"]).nan_to_num(1.0).sum(1)
         weight: torch.Tensor | None = None
-        if not other_terms and float(self.engine.ranks.maximum(advantage_B.sum().cpu())) == 0:
+        if skips and float(self.engine.ranks.maximum(advantage_B.sum().cpu())) == 0:
             rows = rows[:0]
         else:
             if self.loss.selects:
                 rows = self._with_selection(rows, old_column)
-            if self.loss.advantage_only and len(rows):
+            if skips and len(rows):
                 weight = self.loss.weight(rows)
                 rows = take_rows(rows, (advantage_B > 0).nonzero()[:, 0])
         return self.engine.train_batch(
@@ -302,7 +302,9 @@ def _metrics(steps: list[TrainStep]) -> Metrics:
     return metrics
 
 
-def require_agreement(metrics: Mapping[str, float], settings: ActorRolloutRefArguments) -> None:
+def require_agreement(
+    metrics: Mapping[str, float], settings: ActorRolloutRefArguments, *, on_gpu: bool
+) -> None:
     """Raise InvariantError if acting and training log-probs differ by more than rounding.
 
     The check uses the mean over tokens, which does not depend on the number of tokens. The maximum
@@ -315,7 +317,7 @@ def require_agreement(metrics: Mapping[str, float], settings: ActorRolloutRefArg
     bfloat16 it moves the mean less than rounding does; the maximum shows it.
     """
     gap = metrics.get(MEAN_GAP, 0.0)
-    bound = log_prob_gap_bound(settings, on_gpu=torch.cuda.is_available())
+    bound = log_prob_gap_bound(settings, on_gpu=on_gpu)
     if not gap <= bound:  # also true for NaN
         raise InvariantError(
             "Acting and training disagree: log-probs of the same actions and weights differ by "

@@ -37,6 +37,7 @@ from siirl.engine.training.batch_loss import LossSum
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import ActorArguments
 from siirl.params.key_names import ACTOR
+from siirl.params.sizes import has_kl_loss
 
 SELECTED = "selected_tokens"
 """Column that a selection over the mini-batch adds."""
@@ -153,7 +154,7 @@ class ActorLoss:
     @property
     def uses_kl(self) -> bool:
         """Whether the KL to the reference policy has a weight."""
-        return self.config.use_kl_loss and self.config.kl_loss_coef != 0
+        return has_kl_loss(self.config)
 
     @property
     def needs_behaviour(self) -> bool:
