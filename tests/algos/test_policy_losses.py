@@ -197,6 +197,37 @@ def test_a_loss_that_is_not_finite_is_refused_by_its_name(registry):
 
 
 @pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (torch.zeros(2, 2), r"returned a Tensor\."),
+        (None, r"returned a NoneType\."),
+        (PolicyLoss(loss_BT=0.5), r"returned a PolicyLoss of a float\."),
+    ],
+)
+def test_a_loss_that_is_no_policy_loss_is_refused_with_what_to_return(registry, result, told):
+    register_policy_loss("mine")(lambda *, log_probs_BT: result)
+    with pytest.raises(
+        ConfigError, match=rf"^Policy loss 'mine' must return PolicyLoss\(loss_BT=\.\.\.\).*{told}"
+    ):
+        policy_loss(
+            name="mine", available={"log_probs_BT": torch.ones(2, 2), "mask_BT": torch.ones(2, 2)}
+        )
+
+
+def test_a_loss_without_a_gradient_is_refused_where_the_log_probs_have_one(registry):
+    @register_policy_loss("mine")
+    def my_loss(*, log_probs_BT):
+        return PolicyLoss(loss_BT=-log_probs_BT.detach())
+
+    log_probs_BT, mask_BT = torch.zeros(1, 1, requires_grad=True), torch.ones(1, 1)
+    available = {"log_probs_BT": log_probs_BT, "mask_BT": mask_BT}
+    with pytest.raises(TensorError, match=r"^Policy loss 'mine' has no gradient.*without detach"):
+        policy_loss(name="mine", available=available)
+    with torch.no_grad():
+        assert policy_loss(name="mine", available=available).loss_BT.item() == 0.0
+
+
+@pytest.mark.parametrize(
     ("metric", "at_each_token"),
     [
         (torch.tensor([[1.0, 2.0], [3.0, torch.inf]]), [[1.0, 2.0], [3.0, torch.inf]]),

@@ -16,8 +16,10 @@ from tiny_training import (
 
 from siirl.algos.advantages import ADVANTAGES, estimate_advantages
 from siirl.algos.aggregation import AGGREGATIONS
+from siirl.engine.actor.chunk_windows import chunk_windows
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.critic.value_scorers import first_token_of_each_chunk
+from siirl.engine.training.batch_loss import LossSum
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.sharding import measure_reduction, reduction_factor
 from siirl.errors import InvariantError, TensorError
@@ -77,6 +79,24 @@ def failing_updates(ranks):
         except (TensorError, InvariantError) as error:
             raised.append(f"{type(error).__name__}: {error}")
     return {"raised": raised, "updates": actor.update(batch)["actor/updates"]}
+
+
+def refused_losses(ranks):
+    """Errors of each rank if only rank 1's loss has no gradient: of micro-batches, of whole rows."""
+
+    def loss_fn(scores, _):
+        log_probs_BT = scores.log_probs_BT
+        return LossSum((log_probs_BT.detach() if ranks.rank == 1 else log_probs_BT).sum())
+
+    batch, raised = own_rows(trajectories(4), ranks, (2, 2)), []
+    for cut in (None, lambda rows: chunk_windows(rows, chunks=2)):
+        try:
+            make_engine(ranks, cut=cut).train_batch(
+                batch, loss_fn, lambda rows: torch.tensor(len(rows))
+            )
+        except (TensorError, InvariantError) as error:
+            raised.append(f"{type(error).__name__}: {error}")
+    return raised
 
 
 def advantages(ranks, shares, name):
@@ -147,6 +167,7 @@ def on_two_ranks(ranks):
         },
         "conversation": conversation(ranks),
         "failing": failing_updates(ranks),
+        "refused losses": refused_losses(ranks),
         "overflowing": overflowing_update(ranks),
     }
 
@@ -249,6 +270,15 @@ def test_a_nan_on_one_rank_stops_both_and_names_rank_and_row(two_ranks):
     )
     assert two_ranks[0]["failing"]["raised"][0].startswith(
         "InvariantError: Rank 1 failed, so all stop: TensorError: advantages is nan"
+    )
+
+
+@pytest.mark.parametrize("passes", [0, 1], ids=["micro-batches", "whole rows"])
+def test_a_loss_without_a_gradient_on_one_rank_stops_both(two_ranks, passes):
+    told = "TensorError: The loss has no gradient"
+    assert two_ranks[1]["refused losses"][passes].startswith(told)
+    assert two_ranks[0]["refused losses"][passes].startswith(
+        f"InvariantError: Rank 1 failed, so all stop: {told}"
     )
 
 

@@ -21,7 +21,7 @@ from siirl.engine.training.batch_loss import LossSum
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.optimizer import decayed_names
 from siirl.engine.training.train_engine import SKIPS_IN_A_ROW, TrainEngine
-from siirl.errors import CheckpointError, ConfigError, InvariantError
+from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorError
 from siirl.params import OptimizerArguments
 
 
@@ -71,6 +71,18 @@ def test_loss_and_gradient_are_means_over_the_whole_batch_not_over_micro_batches
         3.0,
         pytest.approx(3.0),
     )
+
+
+@pytest.mark.parametrize("cut", [None, lambda batch: chunk_windows(batch, chunks=2)])
+def test_a_loss_without_a_gradient_is_refused_and_the_next_batch_trains(cut):
+    engine, batch = make_engine(cut=cut), trajectories(3)
+
+    def train(loss_fn):
+        return engine.train_batch(batch, loss_fn, lambda rows: torch.tensor(len(rows)))
+
+    with pytest.raises(TensorError, match=r"loss has no gradient.* without detach"):
+        train(lambda scores, _: LossSum(scores.log_probs_BT.detach().sum()))
+    assert train(lambda scores, _: LossSum(scores.log_probs_BT.sum())).applied
 
 
 def test_clipping_scales_the_gradient_and_reports_the_norm_before():

@@ -24,7 +24,7 @@ from siirl.algos.call import (
     same_definition,
 )
 from siirl.algos.tensor_checks import as_bool_mask, require_finite, require_same_shape
-from siirl.errors import ConfigError, UnknownNameError
+from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 
 @dataclass(frozen=True)
@@ -152,17 +152,14 @@ def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
 
     Raises:
         UnknownNameError: No such loss.
-        ConfigError: The loss needs a value that is not available.
-        TensorError: Inputs or a loss of different shapes, or not finite where the mask is on.
-            Metrics are never refused.
+        ConfigError: The loss needs a value that is not available, or returns no `PolicyLoss`.
+        TensorError: Inputs or a loss of different shapes, or not finite where the mask is on; a
+            loss without a gradient. Metrics are never refused.
     """
     function = _function(name)
     returned = function(**named_arguments(function, available, kind="Policy loss"))
+    _check_returned(returned, name=name, available=available)
     mask_BT = available["mask_BT"]
-    require_same_shape(response_mask=mask_BT, loss=returned.loss_BT)
-    require_finite(
-        mask=as_bool_mask(mask_BT), **{f"policy loss {name!r}": returned.loss_BT.detach()}
-    )
     metrics_BT = {
         metric: _at_each_token(value, mask_BT=mask_BT)
         for metric, value in returned.metrics_BT.items()
@@ -173,6 +170,27 @@ def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
         return result
     require_same_shape(loss=result.loss_BT, importance_weights=weights_BT)
     return PolicyLoss(loss_BT=result.loss_BT * weights_BT, metrics_BT=result.metrics_BT)
+
+
+def _check_returned(returned: Any, *, name: str, available: Mapping[str, Any]) -> None:
+    """Refuse anything but a finite loss per token, with a gradient if the log-probs have one."""
+    found = returned.loss_BT if isinstance(returned, PolicyLoss) else None
+    if not isinstance(found, torch.Tensor):
+        holder = "PolicyLoss of a " if isinstance(returned, PolicyLoss) else ""
+        kind = type(found if holder else returned).__name__
+        raise ConfigError(
+            f"Policy loss {name!r} must return PolicyLoss(loss_BT=...) with a tensor [B, T], and "
+            f"returned a {holder}{kind}."
+        )
+    mask_BT, log_probs_BT = available["mask_BT"], available.get("log_probs_BT")
+    require_same_shape(response_mask=mask_BT, loss=found)
+    require_finite(mask=as_bool_mask(mask_BT), **{f"policy loss {name!r}": found.detach()})
+    trains = log_probs_BT is not None and log_probs_BT.requires_grad and torch.is_grad_enabled()
+    if trains and not found.requires_grad:
+        raise TensorError(
+            f"Policy loss {name!r} has no gradient, so nothing would be learnt: compute it from "
+            "log_probs_BT, without detach() or no_grad()."
+        )
 
 
 def _at_each_token(value: Any, *, mask_BT: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 
 from siirl.algos.log_probs import TokenScores
 from siirl.engine.training.collectives import Collectives
+from siirl.errors import TensorError
 
 Scores = TypeVar("Scores", TokenScores, torch.Tensor)
 """Output of a scorer for each token: log-prob and entropy of a policy, or the value of a critic."""
@@ -33,6 +34,15 @@ class LossSum:
     """Scalars that are summed over micro-batches and ranks."""
     maxima: dict[str, torch.Tensor] = field(default_factory=dict)
     """Scalars whose maximum over micro-batches and ranks is taken."""
+
+
+def require_gradient(part: LossSum) -> None:
+    """Raise TensorError for a loss that no gradient leaves."""
+    if not part.loss.requires_grad:
+        raise TensorError(
+            "The loss has no gradient, so nothing would be learnt: compute it from the scores, "
+            "without detach() or no_grad()."
+        )
 
 
 LossFunction = Callable[[Scores, TensorDict], LossSum]

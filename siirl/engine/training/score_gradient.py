@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from siirl.algos.log_probs import TokenScores
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.training.batch_cuts import row_of_zeros
-from siirl.engine.training.batch_loss import LossSum, LossTally
+from siirl.engine.training.batch_loss import LossSum, LossTally, require_gradient
 from siirl.engine.training.collectives import Collectives, fail_together
 from siirl.errors import TensorError
 
@@ -31,7 +31,7 @@ def gradient_in_scores(
     *,
     tally: LossTally,
     ranks: Collectives,
-) -> torch.Tensor | None:
+) -> torch.Tensor:
     """Gradient of the loss's sum over this rank's rows with respect to their scores, [B, S, T].
 
     Args:
@@ -41,26 +41,26 @@ def gradient_in_scores(
         tally: Gets the loss.
         ranks: Fail together.
 
-    Returns:
-        None if the loss does not depend on the scores.
-
     Raises:
-        TensorError: Bad numbers on this rank; the other ranks raise InvariantError.
+        TensorError: Bad numbers or a loss without a gradient on this rank; the other ranks raise
+            InvariantError.
     """
     counts = len(batch) > 0
     rows = batch if counts else row_of_zeros(without_texts(batch))
     rows = _without_observations(rows).to(scores_BST.device)
     values = scores_BST if counts else scores_BST.new_zeros((1, *scores_BST.shape[1:]))
     values.requires_grad_()
+    gradient_BST = torch.zeros_like(values)
     failure: TensorError | None = None
     try:
         part = loss_fn(_unstacked(values), rows)
-        part.loss.backward()
+        require_gradient(part)
+        (gradient_BST,) = torch.autograd.grad(part.loss, values, materialize_grads=True)
         tally.add(part, counts=counts)
     except TensorError as error:
         failure = error
     fail_together(ranks, failure)
-    return values.grad
+    return gradient_BST
 
 
 def stacked(scores: TokenScores | torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ from siirl.engine.training.batch_loss import (
     LossWeight,
     Scores,
     TrainStep,
+    require_gradient,
 )
 from siirl.engine.training.collectives import fail_together
 from siirl.engine.training.frozen_weights import FrozenWeights
@@ -210,6 +211,7 @@ class TrainEngine(ScoringEngine[Scores]):
                 scores = self.scorer(self.module, micro_batch, self.temperature)
             try:
                 part = loss_fn(scores, micro_batch)
+                require_gradient(part)
             except TensorError as error:
                 # the other ranks wait in the backward pass: join them, then fail together
                 failure = failure or error
@@ -245,7 +247,7 @@ class TrainEngine(ScoringEngine[Scores]):
             with self._computing():
                 scores = self.scorer(self.module, micro_batch, self.temperature)
             pull = stacked(scores)
-            if rows and in_scores is not None:
+            if rows:
                 gradient = in_scores[torch.as_tensor(rows, device=in_scores.device)]
                 (pull * gradient).sum().mul(scale).backward()
             else:
