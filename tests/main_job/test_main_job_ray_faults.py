@@ -2,6 +2,7 @@
 message, the setting that resumes it, and no traceback.
 """
 
+import json
 import os
 import signal
 import time
@@ -88,6 +89,19 @@ def test_a_raylet_that_is_continued_after_ten_seconds_ends_nothing(start_run) ->
     done = run.checkpoints()
     time.sleep(30)
     run.wait_until(lambda: run.checkpoints() != done)
+
+
+@pytest.mark.slow  # Ray takes ten seconds to start
+def test_no_step_is_saved_whose_metrics_a_killed_command_did_not_take(start_run) -> None:
+    run = start_run(*ENDLESS, "trainer.save_freq=1")
+    run.wait_until(lambda: any(run.outputs.glob("*/*/checkpoints/latest")))
+    run.process.kill()
+    run.wait()
+    run.seconds_until_gone(but=RAY_AGENTS)
+    [folder] = run.folders
+    told = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    saved = max(int(name.removeprefix("step_")) for name in run.checkpoints())
+    assert saved <= told + 1  # the last report may have been under way
 
 
 @pytest.mark.slow  # Ray takes ten seconds to start

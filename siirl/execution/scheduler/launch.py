@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5  # between checks of the ranks while they report nothing
+REPORTS_AHEAD = 2  # that a rank makes before the command has taken them; a step makes two
 DEATH_KNOWN_S = 5.0  # Ray detects a death at once, by a closed connection; busy machines lag
 Make = Callable[..., Any]
 """Makes the worker of a rank; called with `rank` and `init_method`."""
@@ -99,11 +100,11 @@ def run_on_ray(
     try:
         first = [start(rank, make) for rank in range(layout.ranks)]
         init_method = _meeting_point(first[0], layout, supervision) if layout.ranks > 1 else ""
-        streams = [actor.run.remote(init_method) for actor in first]
+        streams = [_stream(actor, init_method) for actor in first]
 
         def again(rank: int) -> Any:
             assert replacement is not None
-            return start(rank, replacement.make).run.remote(init_method)
+            return _stream(start(rank, replacement.make), init_method)
 
         replacements = _Replacements(
             replacement, again, has_room=lambda: len(machines()) >= layout.nodes
@@ -116,6 +117,15 @@ def run_on_ray(
             # otherwise Ray would wait for an answer until its C++ ends this process
             placement.release()
             supervision.close()
+
+
+def _stream(actor: Any, init_method: str) -> Any:
+    """Reports of a rank, which waits for a command that does not take them.
+
+    If the command is killed, the rank trains no further steps, whose metrics nobody would write.
+    """
+    run = actor.run.options(_generator_backpressure_num_objects=REPORTS_AHEAD)
+    return run.remote(init_method)
 
 
 def _meeting_point(first: Any, layout: ClusterLayout, supervision: "Supervision") -> str:
