@@ -21,6 +21,7 @@ from siirl.files.paths import config_dir, usable_path, why_no_file
 from siirl.files.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.files.yaml_text import check_expansion
 from siirl.params.aliases import BOUNDS, CLIP_RATIO, LOSS, Assignment
+from siirl.params.build import as_text
 from siirl.params.config_groups import OPTIONAL_GROUPS, PRIMARY, options
 from siirl.params.key_names import MODEL_OPTIONS, MODEL_POLICY
 from siirl.params.model_args import ActorArguments
@@ -29,6 +30,7 @@ from siirl.params.user_settings import value_at
 
 OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
 BY_ENV = ("model", "rollout", "trainer")  # groups that an option of env chooses
+SHOWN_KEYS = 3  # of those that a group replaces
 LONGEST_DERIVED_NAME = 60  # characters, of at most four bytes each: a folder has 255
 
 
@@ -192,7 +194,7 @@ def keep_chosen_policy(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
 
 def choose_again(
     tree: DictConfig, chosen: Iterable[Assignment], *, over: Sequence[Assignment], groups: Any
-) -> None:
+) -> list[Assignment]:
     """Let groups `chosen` on the command line override the file's keys.
 
     Keys that both set get their value back from the groups; mappings, such as `env.kwargs`, are
@@ -203,6 +205,9 @@ def choose_again(
         chosen: The choices.
         over: The file's keys.
         groups: Nested values from all groups, without the file.
+
+    Returns:
+        The file's keys with another value.
     """
     options_by_group = {choice.key: choice.value for choice in chosen if choice.value is not None}
     set_again: set[str] = set()
@@ -226,6 +231,32 @@ def choose_again(
     written = OmegaConf.to_container(tree, resolve=False)
     if alone is not None and alone == value_at(written, CLIP_RATIO):  # no group has its own
         _clear_the_groups_bound(tree)
+    now = OmegaConf.to_container(tree, resolve=False)
+    return [leaf for leaf in over if leaf.key in again and value_at(now, leaf.key) != leaf.value]
+
+
+def replaced_by_groups(
+    replaced: Sequence[Assignment], chosen: Iterable[Assignment], *, tree: Any
+) -> str:
+    """Notice of the file's keys that the command line's groups replace.
+
+    Args:
+        replaced: The keys with the file's values.
+        chosen: The choices of the command line.
+        tree: Nested values that count.
+    """
+    shown = [
+        f"{leaf.key} ({as_text(leaf.value)} -> {as_text(value_at(tree, leaf.key))})"
+        for leaf in replaced
+    ]
+    more = len(shown) - SHOWN_KEYS
+    if more > 0:
+        shown = [*shown[:SHOWN_KEYS], f"{more} more"]
+    groups = " ".join(f"{choice.key}={choice.value}" for choice in chosen)
+    return (
+        f"{groups} on the command line replaces keys of {replaced[0].source}: "
+        f"{', '.join(shown)}. To keep the file's, choose the groups in the file."
+    )
 
 
 def assign(tree: DictConfig, leaves: Sequence[Assignment]) -> None:

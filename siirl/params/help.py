@@ -27,7 +27,7 @@ FLAGS = {
     "--cfg job": "print the resolved configuration as YAML",
     "--cfg comments": "the same, with each key explained",
     "--config FILE": "read keys from a YAML file, for example a run's config.yaml; the command "
-    "line takes precedence",
+    "line takes precedence, also each key that a group there sets (env= sets trainer= too)",
 }
 
 

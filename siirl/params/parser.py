@@ -41,6 +41,7 @@ from siirl.params.compose import (
     keep_chosen_policy,
     name_of_graph,
     named_graph,
+    replaced_by_groups,
 )
 from siirl.params.config_groups import options
 from siirl.params.home_paths import quote_homes
@@ -183,7 +184,10 @@ def _parse(
     assign(tree, written)
     if from_file:
         again = [choice for choice in chosen if choice.source == typed_at]
-        choose_again(tree, again, over=written, groups=of_groups)
+        typed_keys = {leaf.key for leaf in typed}
+        replaced = choose_again(tree, again, over=written, groups=of_groups)
+        if replaced := [leaf for leaf in replaced if leaf.key not in typed_keys]:
+            notices.append(replaced_by_groups(replaced, again, tree=OmegaConf.to_container(tree)))
     assign(tree, typed)
     config = _to_arguments(tree, user_groups, {leaf.key: leaf.source for leaf in keys})
     named = frozenset(leaf.key for leaf in typed)

@@ -264,3 +264,15 @@ def test_a_file_of_an_older_run_with_an_argument_of_the_environment_given_twice_
         ]
         == 7
     )
+
+
+def test_keys_of_the_file_that_a_typed_group_replaces_are_named(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("trainer: {total_steps: 1, save_freq: 7, seed: 3}\nenv: {tasks: [sums-3]}\n")
+    [notice] = parse(["env=math", "trainer.save_freq=9"], config_file=file).notices
+    assert notice == (
+        f"env=math on the command line replaces keys of {file}: trainer.total_steps (1 -> 500), "
+        "env.tasks ([sums-3] -> [sums-2]). To keep the file's, choose the groups in the file."
+    )
+    file.write_text(f"env: math\n{file.read_text()}".replace("env: {tasks: [sums-3]}\n", ""))
+    assert parse(["trainer.save_freq=9"], config_file=file).notices == ()
