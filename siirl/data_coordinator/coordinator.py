@@ -38,8 +38,9 @@ from siirl.errors import ConfigError, InvariantError
 __all__ = ["DEFAULT_CAPACITY", "DEFAULT_LEASE_SECONDS", "DataCoordinator", "FilterPlugin"]
 
 DEFAULT_CAPACITY = 65_536  # samples waiting for one node; metadata takes about 1 kB each
-# longer than a step of a healthy run, because a lease is acknowledged at the end of its step
-DEFAULT_LEASE_SECONDS = 1800.0
+# A lease is acknowledged at the end of its step, and a rank that dies ends the run. So a lease
+# lasts longer than any step; the watchdog ends a step that hangs.
+DEFAULT_LEASE_SECONDS = 24 * 3600.0
 
 
 class DataCoordinator:

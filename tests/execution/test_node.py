@@ -165,7 +165,7 @@ def test_failure_is_raised_with_the_nodes_name():
     assert node.status is NodeStatus.FAILED
 
 
-def test_lost_connection_is_tried_again_on_a_fresh_batch():
+def test_lost_connection_is_tried_again_on_a_fresh_batch(caplog):
     seen = []
 
     def function(batch):
@@ -177,6 +177,10 @@ def test_lost_connection_is_tried_again_on_a_fresh_batch():
 
     compute_node(function, retry_limit=2).run(batch={"a": 1})
     assert seen == [["a"], ["a"], ["a"]]
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "ConnectionError: grader is away. Retry 1 of 2 follows in 0.5 s.",
+        "ConnectionError: grader is away. Retry 2 of 2 follows in 1 s.",
+    ]
 
 
 def test_lost_connection_is_raised_after_the_last_try():

@@ -9,6 +9,8 @@ function without a declaration are recorded when it has run. Left out: which pro
 
 import dataclasses
 import inspect
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +30,8 @@ from siirl.execution.dag.function_names import (
 )
 from siirl.execution.dag.node_config import BUFFER, MODEL_PARAMETERS, check_config
 from siirl.execution.dag.node_output import NodeOutput
+
+logger = logging.getLogger(__name__)
 
 
 class NodeType(Enum):
@@ -68,6 +72,7 @@ class NodeStatus(Enum):
     SKIPPED = "SKIPPED"
 
 
+RETRY_AFTER_S, LONGEST_WAIT_S = 0.5, 60.0  # doubled each time: a server restarts in seconds
 REPEATABLE_TYPES = frozenset({NodeType.COMPUTE, NodeType.CUSTOM})
 BUFFER_TYPES = frozenset({NodeType.PUT_TO_BUFFER, NodeType.GET_FROM_BUFFER})
 MODEL_ROLES = frozenset({NodeRole.ACTOR, NodeRole.CRITIC, NodeRole.ROLLOUT, NodeRole.REFERENCE})
@@ -257,14 +262,23 @@ class Node:
                 try:
                     result = self.executable(**arguments)
                     break
-                except (ConnectionError, TimeoutError):
+                except (ConnectionError, TimeoutError) as error:
                     failures += 1
                     if failures > self.retry_limit:
                         raise
+                    self._wait_after(failures, error)
             output = self._as_output(result, self.executable)
             self._check_output(output, before=before)
             settle(output.batch)
         return output
+
+    def _wait_after(self, failures: int, error: Exception) -> None:
+        wait_s = min(RETRY_AFTER_S * 2 ** (failures - 1), LONGEST_WAIT_S)
+        logger.warning(
+            "%s: %s: %s. Retry %d of %d follows in %g s.",
+            *(self.label, type(error).__name__, error, failures, self.retry_limit, wait_s),
+        )
+        time.sleep(wait_s)
 
     @contextmanager
     def _running(self) -> Iterator[None]:
