@@ -36,8 +36,10 @@ def canonical_order(embeddings_ND: NDArray[np.floating]) -> NDArray[np.int64]:
 def scale_free_radius(
     *, distances_NN: NDArray[np.float64], min_samples: int, eps_scale: float
 ) -> float:
-    """`eps_scale` times the median distance to the `min_samples`-th nearest other point; 0 if all
-    points coincide.
+    """`eps_scale` times the median distance to the `min_samples`-th nearest other point.
+
+    The median is over positive distances. 0 if there is none: all points coincide, or each has at
+    least `min_samples` duplicates.
     """
     kth = np.sort(distances_NN, axis=1)[:, min(min_samples, len(distances_NN) - 1)]
     positive = kth[kth > 0]
@@ -48,7 +50,8 @@ def cluster(*, references_ND: NDArray[np.floating], min_samples: int, eps_scale:
     """Centres of the clusters of `references_ND`.
 
     With fewer than `min_samples` references, or if DBSCAN labels all of them noise, each reference
-    is its own centre. A few scattered successes are then the best available estimate.
+    is its own centre. A few scattered successes are then the best available estimate. If the radius
+    is 0, each distinct reference is a centre.
 
     Raises:
         ValueError: No references; the caller decides what that means.
@@ -65,7 +68,8 @@ def cluster(*, references_ND: NDArray[np.floating], min_samples: int, eps_scale:
         distances_NN=distances_NN, min_samples=min_samples, eps_scale=eps_scale
     )
     if radius == 0.0:
-        return Clusters(points_ND[:1], len(points_ND))
+        first_equal_N = (distances_NN == 0.0).argmax(axis=1)
+        return Clusters(points_ND[first_equal_N == np.arange(len(points_ND))], len(points_ND))
     labels_N = (
         DBSCAN(eps=radius, min_samples=min_samples, metric="precomputed").fit(distances_NN).labels_
     )

@@ -44,6 +44,14 @@ def test_identical_references_are_one_cluster() -> None:
     assert found.centres_KD.tolist() == [[1.0, 1.0, 1.0]]
 
 
+def test_two_points_of_three_duplicates_each_are_two_centres() -> None:
+    # the second nearest other point of each is at distance 0
+    points = np.array([[1.0, 2.0], [0.0, 3.0]] * 3)
+    found = cluster(references_ND=points, min_samples=2, eps_scale=2.0)
+    assert found.centres_KD.tolist() == [[0.0, 3.0], [1.0, 2.0]]
+    assert (found.num_references, found.noise_share, found.radius) == (6, 0.0, 0.0)
+
+
 def test_scattered_references_are_each_a_centre() -> None:
     corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     found = cluster(references_ND=corners, min_samples=2, eps_scale=0.5)
