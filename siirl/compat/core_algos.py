@@ -143,8 +143,7 @@ def compute_policy_loss_vanilla(
         old_log_probs_BT=old_log_prob,
         advantages_BT=advantages,
         mask_BT=response_mask,
-        clip_ratio_low=config.clip_ratio_low or config.clip_ratio,
-        clip_ratio_high=config.clip_ratio_high or config.clip_ratio,
+        **_bounds(config, own=False),
         clip_ratio_c=config.clip_ratio_c,
     )
     return _scalars(result, response_mask, loss_agg_mode, rollout_is_weights)
@@ -193,21 +192,23 @@ def compute_policy_loss_gspo(
         old_log_probs_BT=old_log_prob,
         advantages_BT=advantages,
         mask_BT=response_mask,
-        clip_ratio_low=config.clip_ratio_low or config.clip_ratio,
-        clip_ratio_high=config.clip_ratio_high or config.clip_ratio,
+        **_bounds(config, own=False),
     )
     return _scalars(result, response_mask, loss_agg_mode, rollout_is_weights)
 
 
-def _bounds(name: str, config: Any) -> dict[str, Any]:
-    """Clip bounds from `config`; the loss's own without `config`, or where its bound is None."""
+def _bounds(config: Any, *, own: bool) -> dict[str, Any]:
+    """Clip bounds from `config`; none without `config`.
+
+    A bound of None is left out if the loss uses its own then (`own`), else it is `clip_ratio`.
+    """
     if config is None:
         return {}
     set_bounds = {
         "clip_ratio_low": config.clip_ratio_low,
         "clip_ratio_high": config.clip_ratio_high,
     }
-    fallback = {} if LOSS_TRAITS[name].own_bounds else dict.fromkeys(set_bounds, config.clip_ratio)
+    fallback = {} if own else dict.fromkeys(set_bounds, config.clip_ratio)
     return {**fallback, **{key: value for key, value in set_bounds.items() if value is not None}}
 
 
@@ -258,7 +259,7 @@ def _of_the_documents(name: str) -> PolicyLossFn:
             "old_log_probs_BT": old_log_prob,
             "advantages_BT": advantages,
             "mask_BT": response_mask,
-            **_bounds(name, config),
+            **_bounds(config, own=LOSS_TRAITS[name].own_bounds),
             **_options(name, config),
         }
         if LOSS_TRAITS[name].selection is not None:

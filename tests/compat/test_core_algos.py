@@ -323,6 +323,17 @@ def test_gspo_on_policy_is_minus_the_mean_advantage_of_rows():
 
 
 @pytest.mark.parametrize("loss", [compute_policy_loss_vanilla, compute_policy_loss_gspo])
+def test_a_bound_of_0_is_a_bound_and_not_the_default(loss):
+    old, half = torch.zeros(1, 1), torch.full((1, 1), math.log(0.5))
+    config = SimpleNamespace(
+        clip_ratio=0.2, clip_ratio_low=0.0, clip_ratio_high=0.0, clip_ratio_c=3.0
+    )
+    advantage, mask = torch.ones(1, 1), torch.ones(1, 1)
+    assert loss(old, half, -advantage, mask, config=config)[0].item() == 1.0  # clipped at 1 - 0
+    assert loss(old, -half, advantage, mask, config=config)[0].item() == -1.0  # clipped at 1 + 0
+
+
+@pytest.mark.parametrize("loss", [compute_policy_loss_vanilla, compute_policy_loss_gspo])
 def test_a_loss_without_its_config_says_which_keys_it_reads(loss):
     one = torch.ones(1, 1)
     with pytest.raises(ConfigError, match="reads clip_ratio"):
