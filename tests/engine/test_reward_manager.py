@@ -125,9 +125,10 @@ def test_the_memory_of_video_value_survives_a_checkpoint(tmp_path):
     assert one.score(step).reward_B.tolist() == other.score(step).reward_B.tolist()
 
 
-def test_srpo_without_an_encoder_is_refused():
-    with pytest.raises(ConfigError, match="video_embedding"):
-        manager("srpo").score(outcomes([True]))
+@pytest.mark.parametrize("name", ["srpo", "srpo_released", "video_value"])
+def test_a_reward_of_videos_without_an_encoder_is_refused_by_its_own_name(name):
+    with pytest.raises(ConfigError, match=f"^reward.name={name} needs the column video_embedding"):
+        manager(name).score(outcomes([True]))
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class VideoReward:
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
-        columns = _reward_columns(outcomes, self.embeddings(outcomes))
+        columns = _reward_columns(outcomes, self.embeddings(outcomes), name="srpo")
         return _with_oracle_metrics(self.reward.score(**columns), outcomes)
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
@@ -122,7 +122,7 @@ class VideoValueReward:
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
-        columns = _reward_columns(outcomes, outcomes.video_embedding_BD)
+        columns = _reward_columns(outcomes, outcomes.video_embedding_BD, name="video_value")
         return _with_oracle_metrics(self.reward.score(**columns), outcomes)
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
@@ -165,7 +165,7 @@ class ReleasedVideoReward(Memoryless):
         """See RewardManager."""
         from vjepa.released_reward import score_as_released
 
-        columns = _reward_columns(outcomes, outcomes.video_embedding_BD)
+        columns = _reward_columns(outcomes, outcomes.video_embedding_BD, name="srpo_released")
         return _with_oracle_metrics(score_as_released(**columns), outcomes)
 
 
@@ -292,12 +292,12 @@ def _no_manager(found: str, missing: Sequence[str]) -> ConfigError:
 
 
 def _reward_columns(
-    outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None
+    outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None, *, name: str
 ) -> dict[str, Any]:
-    """The inputs of a trajectory reward."""
+    """The inputs of the trajectory reward `name`."""
     if embedding_BD is None:
         raise ConfigError(
-            "reward.name=srpo needs the column video_embedding, which the rollout provides if a "
+            f"reward.name={name} needs the column video_embedding, which the rollout provides if a "
             "video encoder is set."
         )
     return {
