@@ -6,6 +6,7 @@ Language models are built by `siirl.models.language_model`.
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -85,4 +86,22 @@ def build_policy(
         raise ConfigError(
             f"{place}={name} made a {type(policy).__name__}; it must be a siirl.models.Policy."
         )
+    _require_members(policy, place=f"{place}={name}")
     return policy
+
+
+def _require_members(policy: Policy, *, place: str) -> None:
+    """Refuse a policy whose constructor left out a number or object that every policy has."""
+    made = f"{place} made a {type(policy).__name__}"
+    if getattr(policy, "action_tokenizer", None) is None:
+        raise ConfigError(
+            f"{made} without action_tokenizer: set self.action_tokenizer in its constructor, for "
+            "example to ContinuousActions.for_space(spec.action_space)."
+        )
+    length = getattr(policy, "chunk_length", None)
+    if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
+        found = "without chunk_length" if length is None else f"with chunk_length={length!r}"
+        raise ConfigError(
+            f"{made} {found}: set self.chunk_length in its constructor to the number of actions "
+            "decoded from one observation, at least 1."
+        )

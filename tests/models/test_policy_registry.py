@@ -25,6 +25,18 @@ def make_nothing(spec, path, **options):
     return "no policy"
 
 
+def make_policy_without(spec, path, *, member):
+    policy = make_house_policy(spec, path)
+    delattr(policy, member)
+    return policy
+
+
+def make_policy_with_length(spec, path, *, length):
+    policy = make_house_policy(spec, path)
+    policy.chunk_length = length
+    return policy
+
+
 def build(name, **options):
     return build_policy(name, path=None, spec=SPEC, seed=0, options=options)
 
@@ -128,3 +140,17 @@ def test_a_run_does_not_continue_with_another_policy(tmp_path, name, stored, own
 
 def built(name, spec, options):
     return build_policy(name, path=None, spec=spec, seed=0, options=options)
+
+
+@pytest.mark.parametrize("name", ["action_tokenizer", "chunk_length"])
+def test_a_policy_that_lacks_a_member_is_refused_with_what_to_set(monkeypatch, name):
+    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
+    with pytest.raises(ConfigError, match=rf"made a TinyVLA without {name}: set self\.{name}"):
+        build(f"{HERE}:make_policy_without", member=name)
+
+
+@pytest.mark.parametrize("length", [0, True, 1.5, "8"])
+def test_a_policy_with_a_chunk_length_that_is_no_count_is_refused(monkeypatch, length):
+    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
+    with pytest.raises(ConfigError, match=rf"with chunk_length={length!r}: set .* at least 1"):
+        build(f"{HERE}:make_policy_with_length", length=length)
