@@ -4,7 +4,7 @@
         for each prompt or task of the step, sample a group of n responses    rollout_actor
         R = score of each response by the environment or grader,              function_reward
             less the penalty near the token limit
-        drop groups with identical rewards; while too few are left,           dynamic_sampling
+        drop groups whose scores are equal; while too few are left,           dynamic_sampling
             sample further prompts, up to a bound, and reward and filter them too
         share the rest among the ranks, balanced by work                      data_rebalance
         A = (R - mean of the group) / deviation of the group                  calculate_advantages

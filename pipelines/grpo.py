@@ -6,7 +6,8 @@
         A = (R - mean of the group) / deviation of the group                  calculate_advantages
         log-probs of the responses under the policy,                          actor_old_log_prob
             and under the reference                                           reference_log_prob
-        maximise min(ratio * A, clip(ratio) * A), less the KL penalty         actor_train
+        maximise min(ratio * A, clip(ratio) * A), less a KL penalty           actor_train
+            with use_kl_loss=true
         give the new weights to the rollout engine                            sync_weights
 
 The pipeline serves VLA policies (`reward=success`, `reward=return`) and text alike.

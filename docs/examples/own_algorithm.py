@@ -90,7 +90,7 @@ def logarithmic_reward(*, batch: TensorDict) -> NodeOutput:
 def own_pipeline() -> TaskGraph:
     """Rollouts, filter, reward, advantage, update."""
     own, stages = __name__, "siirl.dag_worker.stages"
-    pipeline = Pipeline("own_algorithm", "GRPO with an own advantage, loss, filter and reward")
+    pipeline = Pipeline("own_algorithm", "GRPO with a custom advantage, loss, filter and reward")
     pipeline.add_node("rollout_actor", f"{stages}:generate")
     pipeline.add_node("own_filter", f"{own}:keep_varied_groups", ["rollout_actor"])
     pipeline.add_node("own_reward", f"{own}:logarithmic_reward", ["own_filter"])

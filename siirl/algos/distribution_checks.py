@@ -1,4 +1,4 @@
-"""Checks of the distributions that policies return, of users' own ones in particular.
+"""Checks of the distributions that policies return, which may be user-defined.
 
 A wrong shape, numbers drawn from elsewhere than the episode, or an entropy of another distribution
 would train without a symptom. `check_own` looks for them once, at the first observations.

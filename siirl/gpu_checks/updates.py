@@ -175,8 +175,8 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 
 def twice(trial: Trial) -> None:
-    """The same update from the same weights gives equal bits, and equal random numbers draw equal
-    tokens.
+    """The same update from the same weights gives the same bits, and equal random numbers draw
+    equal tokens.
     """
     set_deterministic(True)
     for name, (load, scorer, make_batch) in JOBS.items():

@@ -36,7 +36,7 @@ def critic_steps(config: SiiRLArguments, *, rows: int) -> int:
 
 
 def describe_critic(config: SiiRLArguments, *, nodes: int = 1) -> str:
-    """Text for the plan: the critic's update by `nodes` nodes, and its warm-up."""
+    """Text for the plan: the critic's update by `nodes` nodes, its learning rate and warm-up."""
     update = critic_update(config.critic, config.actor_rollout_ref.actor)
     warmup = config.trainer.critic_warmup
     trajectories = update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n
@@ -48,4 +48,5 @@ def describe_critic(config: SiiRLArguments, *, nodes: int = 1) -> str:
     )
     alone = f"; the first {warmup} steps train it alone (trainer.critic_warmup)" if warmup else ""
     steps = f"{nodes} nodes x {steps}" if nodes > 1 else steps
-    return f"{steps}, cliprange_value {config.critic.cliprange_value or 'none'}{alone}"
+    rate = f"rate {config.critic.optim.lr:g}, {config.critic.optim.scheduler}"
+    return f"{steps}, {rate}, cliprange_value {config.critic.cliprange_value or 'none'}{alone}"

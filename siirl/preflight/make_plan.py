@@ -73,7 +73,7 @@ def make_plan(
     agents = config.env.played_by.count(group) if spec.agent_names else spec.num_agents
     return Plan(
         pipeline=_pipeline(graph, name=_graph_name(config.dag), group=group),
-        policy=_policy(config.actor_rollout_ref.model),
+        policy=_policy(config.actor_rollout_ref.model, resumed=config.trainer.resume),
         env=config.env.name,
         tasks=spec.tasks,
         roles=tuple(zip(spec.agent_names, config.env.played_by, strict=False)),
@@ -169,9 +169,11 @@ def _pipeline(graph: TaskGraph, *, name: str, group: int) -> PipelinePlan:
     )
 
 
-def _policy(model: ModelArguments) -> str:
+def _policy(model: ModelArguments, *, resumed: str | None) -> str:
+    """The policy in words; `resumed` is the checkpoint whose weights replace those of its path."""
     options = f" {as_text(model.options)}" if model.options else ""
-    weights = "new weights" if model.path is None else f"weights of {model.path}"
+    source = model.path if resumed is None else resumed
+    weights = "new weights" if source is None else f"weights of {source}"
     adapters = f", LoRA of rank {model.lora.rank}" if model.lora.rank else ""
     return f"{model.policy}{options}, {weights}{adapters}"
 

@@ -55,11 +55,11 @@ class UpdatePlan:
     micro_batch_chunks: int | None
     """Chunk budget, which replaces `micro_batch_size`."""
     rate: str
-    """Learning rate, its schedule, and the KL that it is adjusted to."""
+    """Learning rate of the policy, its schedule, and the KL that it is adjusted to."""
     loss: str
     """The resolved policy loss with its bounds, options and aggregation."""
     critic: str | None
-    """The critic's update; None without a critic."""
+    """The critic's update and learning rate; None without a critic."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _lines_of_agent(plan: Plan) -> list[tuple[str, str]]:
         *([("servers", _render_servers(plan))] if plan.servers else []),
         ("a step", _render_step(plan)),
         ("update", _render_update(plan)),
-        *([("rate", plan.update.rate)] if plan.update.nodes else []),
+        *([("policy rate", plan.update.rate)] if plan.update.nodes else []),
         *([("loss", plan.update.loss)] if plan.pipeline.trains else []),
         *([("critic", plan.update.critic)] if plan.update.critic is not None else []),
         *([("rows", ROWS_READ)] if plan.length.file_epochs is not None else []),

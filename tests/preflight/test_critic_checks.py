@@ -171,7 +171,7 @@ def test_the_critic_takes_the_actors_sizes_unless_it_has_its_own():
     assert (update.epochs, update.prompts_per_mini_batch, update.micro_batch_size) == (2, 3, 5)
 
 
-def test_the_plan_has_the_critics_steps_and_warm_up():
+def test_the_plan_has_the_critics_steps_rate_and_warm_up():
     config = parse_config(
         [
             "pipeline=ppo",
@@ -179,12 +179,14 @@ def test_the_plan_has_the_critics_steps_and_warm_up():
             "critic.ppo_epochs=2",
             "critic.ppo_mini_batch_size=6",
             "trainer.critic_warmup=3",
+            "critic.optim.lr=0.1",
+            "critic.optim.scheduler=constant",
         ]
     )
     assert critic_steps(config, rows=12 * 8) == 4
     assert describe_critic(config) == (
-        "2 x 2 mini-batches of 48 trajectories, cliprange_value 0.5; the first 3 steps train it "
-        "alone (trainer.critic_warmup)"
+        "2 x 2 mini-batches of 48 trajectories, rate 0.1, constant, cliprange_value 0.5; the first "
+        "3 steps train it alone (trainer.critic_warmup)"
     )
     assert describe_critic(config, nodes=2).startswith("2 nodes x 2 x 2 mini-batches of 48")
 

@@ -43,6 +43,11 @@ def test_an_update_is_cut_into_mini_batches_and_micro_batches() -> None:
             ["actor_rollout_ref.model.path=assets/tiny_vla"],
             "policy tiny_vla, weights of assets/tiny_vla tasks",
         ),
+        (
+            ["actor_rollout_ref.model.path=assets/tiny_vla", "trainer.resume=outputs/run"],
+            "policy tiny_vla, weights of outputs/run tasks",
+        ),
+        (["trainer.resume=outputs/run"], "policy tiny_vla, weights of outputs/run tasks"),
     ],
 )
 def test_the_plan_names_the_policy_and_its_weights(words: list[str], told: str) -> None:
@@ -54,11 +59,11 @@ def test_the_plan_names_the_policy_and_its_weights(words: list[str], told: str) 
     [
         (
             ["actor_rollout_ref.actor.target_kl=0.02"],
-            "rate 0.0002, cosine_with_warmup, adjusted to target_kl=0.02 loss",
+            "policy rate 0.0002, cosine_with_warmup, adjusted to target_kl=0.02 loss",
         ),
         (
             ["actor_rollout_ref.actor.target_kl=null", "actor_rollout_ref.actor.optim.lr=3e-5"],
-            "rate 3e-05, cosine_with_warmup loss",
+            "policy rate 3e-05, cosine_with_warmup loss",
         ),
     ],
 )

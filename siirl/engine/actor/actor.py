@@ -61,7 +61,7 @@ class Actor:
         config: The group `actor_rollout_ref.actor`.
         rollouts_per_prompt: Trajectories of a prompt; `ppo_mini_batch_size` counts prompts.
         seed: Seed of the generator that draws mini-batches, and tokens if a loss selects some at
-            random; defaults to that of `trainer.seed`.
+            random.
         horizon: Tokens of the longest possible response; needed by
             `loss_agg_mode=seq-mean-token-sum-norm` only.
         decision_tokens: Tokens of a decision; read with `ratio_level=decision` only.

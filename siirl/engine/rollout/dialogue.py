@@ -36,7 +36,7 @@ class Dialogue:
     rewards: list[float] = field(default_factory=list)
     """Rewards of the environment, each at the last token of its turn."""
     versions: list[int] = field(default_factory=list)
-    """Log-probs of generated tokens only."""
+    """Version of the weights that generated each token."""
     texts: list[str] = field(default_factory=list)
     turns: list[dict[str, Any]] = field(default_factory=list)
     """For human readers: turns of the model and the messages between them."""

@@ -38,7 +38,9 @@ from siirl.user_interface.filter_interface.filter_columns import OF_A_RULE, filt
     optional=OF_A_RULE,
 )
 def dynamic_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Drop groups with identical rewards; request prompts if too few remain and a round is left."""
+    """Drop groups without a signal, by default those whose scores before the length penalty are
+    equal; request prompts if too few remain and a round is left.
+    """
     algorithm = context.config.algorithm
     wanted = context.config.data.train_batch_size
     group_B, mine = context.ranks.gather_rows(batch["index"])
