@@ -14,6 +14,7 @@ Left out: siiRL's documented form, `reset(dp_rank, ddp_world_size, seed, options
 from __future__ import annotations
 
 import abc
+import inspect
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -271,6 +272,26 @@ class Misbehaved(RuntimeError):
     """
 
 
+RESET_VALUES = ("observation", "info")
+STEP_VALUES = ("observation", "reward", "terminated", "truncated", "info")
+
+
+async def answer_of(answer: Any, *, call: str, values: Sequence[str]) -> Any:
+    """The answer of an environment's method `call`, which has these values.
+
+    Raises:
+        Misbehaved: The method is not `async def`, or returned another number of values.
+    """
+    if not inspect.isawaitable(answer):
+        raise Misbehaved(f"{call} is a plain function: define it with `async def`.")
+    result = await answer
+    if not isinstance(result, tuple | list) or len(result) != len(values):
+        sized = isinstance(result, tuple | list)
+        returned = f"{len(result)} values" if sized else f"a {type(result).__name__}"
+        raise Misbehaved(f"{call} must return ({', '.join(values)}), but returned {returned}.")
+    return result
+
+
 class Environment(abc.ABC):
     """One environment: subclasses implement `reset`, `step` and `render`.
 
@@ -327,7 +348,9 @@ class Environment(abc.ABC):
         total = 0.0
         frames = FrameBuffer()
         for executed, action in enumerate(actions, start=1):
-            observation, reward, terminated, truncated, info = await self.step(action)
+            observation, reward, terminated, truncated, info = await answer_of(
+                self.step(action), call=f"{type(self).__name__}.step", values=STEP_VALUES
+            )
             total += reward
             frames.extend(info.get("frames", {}))
             if terminated or truncated:

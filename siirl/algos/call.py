@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any, TypeVar
 
+from envs.names import nearest
 from siirl.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -57,8 +58,9 @@ def check_arguments(function: Callable[..., Any], *, known: Collection[str], kin
             )
         if parameter.default is inspect.Parameter.empty and name not in known:
             raise ConfigError(
-                f"Argument {name!r} of {kind} {name_of(function)} is not provided: give it a "
-                f"default. Provided: {', '.join(sorted(known))}."
+                f"Argument {name!r} of {kind} {name_of(function)} is not provided"
+                f"{place_of(function)}.{nearest(name, known)} Give it a default, or take one of "
+                f"{', '.join(sorted(known))}."
             )
     takes_all = inspect.Parameter.VAR_KEYWORD in {part.kind for part in parameters.values()}
     if not takes_all and not parameters.keys() & known:
@@ -120,6 +122,12 @@ def named_arguments(
 def same_definition(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     """Whether two functions have the same definition, as after a module was loaded twice."""
     return definition(one) == definition(other)
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """File and line of a Python function in brackets; empty for other callables."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
 def name_of(function: Callable[..., Any]) -> str:

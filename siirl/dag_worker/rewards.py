@@ -227,8 +227,8 @@ def check_reward_failures(
     ):
         return
     raise TooManyFailures(
-        f"{sum(counts)} of {sum(totals)} samples could not be scored, more than "
-        f"reward.max_failed_share={max_failed_share} permits, or all of them. The first: "
+        f"{sum(counts)} of {sum(totals)} samples could not be scored; at most "
+        f"reward.max_failed_share={max_failed_share} of them may fail, and never all. The first: "
         f"{next(itertools.chain(*firsts))}"
     )
 

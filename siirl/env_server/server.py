@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from envs.base import (
+    RESET_VALUES,
     Environment,
     EnvSpec,
     EpisodeFailed,
@@ -25,6 +26,7 @@ from envs.base import (
     Info,
     Misbehaved,
     ServerAway,
+    answer_of,
 )
 from envs.mistakes import describe_exit, text_of
 from envs.registry import make_env
@@ -214,7 +216,11 @@ class _HostedEnvironment:
                     case "reset":
                         seed, options = request.arguments
                         self._frames = {}
-                        observation, info = await self.environment.reset(seed=seed, options=options)
+                        observation, info = await answer_of(
+                            self.environment.reset(seed=seed, options=options),
+                            call=f"{type(self.environment).__name__}.reset",
+                            values=RESET_VALUES,
+                        )
                         return observation, self._keep_frames(info)
                     case "step_chunk":
                         *result, info = await self.environment.step_chunk(*request.arguments)

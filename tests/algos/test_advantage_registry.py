@@ -65,7 +65,7 @@ def test_a_taken_name_is_refused(registry):
 
 
 def test_an_unknown_argument_is_refused_when_registered(registry):
-    with pytest.raises(ConfigError, match=r"'reward_model'.*give it a default"):
+    with pytest.raises(ConfigError, match=r"'reward_model'.*Give it a default"):
         register_adv_est("odd")(lambda reward_model: (reward_model, reward_model))
 
 
@@ -76,3 +76,12 @@ def test_an_estimator_that_returns_one_number_per_row_is_refused(registry):
     available = {"token_level_rewards": torch.ones(2, 3), "response_mask": torch.ones(2, 3)}
     with pytest.raises(TensorError, match=r"advantages has shape \[2, 1\]"):
         estimate_advantages(name="narrow", available=available)
+
+
+def test_advantages_that_are_not_finite_are_refused_with_the_estimators_name(registry):
+    register_adv_est("dividing")(
+        lambda token_level_rewards: (token_level_rewards / 0, token_level_rewards)
+    )
+    available = {"token_level_rewards": torch.zeros(2, 3), "response_mask": torch.ones(2, 3)}
+    with pytest.raises(TensorError, match="Advantage estimator 'dividing': advantages is nan"):
+        estimate_advantages(name="dividing", available=available)

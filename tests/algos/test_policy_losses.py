@@ -146,6 +146,14 @@ def test_a_loss_with_four_scalars_is_refused_with_the_other_decorator(registry):
         register_policy_loss("mine")(lambda old_log_prob, log_prob: None)
 
 
+def test_a_misspelt_argument_is_refused_with_its_place_and_the_nearest_name(registry):
+    with pytest.raises(
+        ConfigError,
+        match=r"not provided \(.*test_policy_losses\.py, line \d+\)\. Did you mean 'log_probs_BT'\?",
+    ):
+        register_policy_loss("mine")(lambda log_probs_B, advantages_BT: None)
+
+
 def test_a_users_loss_has_options_and_importance_weights(registry):
     @register_policy_loss("mine", aggregation="seq-mean-token-sum", own_bounds=True)
     def my_loss(*, log_probs_BT, mask_BT, strength=2.0):

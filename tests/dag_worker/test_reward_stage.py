@@ -189,7 +189,7 @@ def test_a_row_that_could_not_be_scored_is_dropped_and_counted():
 def test_too_many_failures_stop_the_run_with_the_first_reason():
     with pytest.raises(
         TooManyFailures,
-        match=r"2 of 3 samples could not be scored, .*reward.max_failed_share=0.5 .*: number: 'many' is no number",
+        match=r"2 of 3 samples could not be scored; .*reward.max_failed_share=0.5 .*: number: 'many' is no number",
     ):
         compute_reward(batch=batch("3", "many", "few"), context=context())
 

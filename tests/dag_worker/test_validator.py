@@ -307,7 +307,7 @@ def test_an_episode_without_a_score_is_counted_and_left_out_of_means(make):
     assert metrics["val/judged/argmax_unscored_episodes"] == 1.0
     with pytest.raises(
         TooManyFailures,
-        match=r"1 of 2 samples could not be scored, .*reward\.max_failed_share=0\.4.* no judge",
+        match=r"1 of 2 samples could not be scored; .*reward\.max_failed_share=0\.4.* no judge",
     ):
         make(by_number, **asked, max_unscored_share=0.4).evaluate(step=0)
 

@@ -1,5 +1,6 @@
 """Invalid answers of an environment are detected."""
 
+import asyncio
 import dataclasses
 
 import gymnasium
@@ -9,6 +10,7 @@ from probe_envs import WalkEnv
 
 from envs.base import PROPRIOCEPTION
 from siirl.env_server.answer_checks import fault_of_observation, fault_of_reset, fault_of_step
+from siirl.env_server.server import EnvServer, RaisedError, Request
 
 SPEC = WalkEnv().spec
 GOOD = {PROPRIOCEPTION: np.zeros(2, np.float32), "instruction": "walk"}
@@ -97,3 +99,62 @@ def test_other_spaces_check_their_own_observations():
     )
     assert fault_of_observation((1, np.zeros(2, np.uint8)), nested) is None
     assert "observation['1']" in (fault_of_observation((1, np.zeros(2, np.int64)), nested) or "")
+
+
+class OldStep(WalkEnv):
+    """Gym's step before 0.26."""
+
+    async def step(self, action):
+        observation, reward, terminated, _, info = await super().step(action)
+        return observation, reward, terminated, info
+
+
+class PlainStep(WalkEnv):
+    """Not `async def`."""
+
+    def step(self, action):
+        return None
+
+
+class AloneReset(WalkEnv):
+    """Gym's reset before 0.26."""
+
+    async def reset(self, *, seed, options=None):
+        observation, _ = await super().reset(seed=seed, options=options)
+        return observation
+
+
+class PlainReset(WalkEnv):
+    """Not `async def`."""
+
+    def reset(self, *, seed, options=None):
+        return {}, {}
+
+
+@pytest.mark.parametrize(
+    ("cls", "sentence"),
+    [
+        (
+            OldStep,
+            "OldStep.step must return (observation, reward, terminated, truncated, info), but "
+            "returned 4 values.",
+        ),
+        (PlainStep, "PlainStep.step is a plain function: define it with `async def`."),
+        (AloneReset, "AloneReset.reset must return (observation, info), but returned a dict."),
+        (PlainReset, "PlainReset.reset is a plain function: define it with `async def`."),
+    ],
+)
+def test_a_method_of_an_older_form_is_refused_with_the_form_that_it_needs(cls, sentence):
+    server = EnvServer(env_name=f"{__name__}:{cls.__name__}", env_kwargs={}, num_envs=1)
+    answers = []
+
+    async def play():
+        assert await server.open() is None
+        for method, arguments in (("reset", (0, None)), ("step_chunk", ([np.zeros(1)],))):
+            request = Request(0, method, arguments)
+            await server.handle([request], lambda _, answered: answers.extend(answered.values))
+        await server.close()
+
+    asyncio.run(play())
+    told = [answer for answer in answers if isinstance(answer, RaisedError)]
+    assert (told[0].kind, told[0].summary + ".", told[0].trace) == ("fault", sentence, "")

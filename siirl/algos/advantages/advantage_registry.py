@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from siirl.algos.call import named_arguments, register_in
 from siirl.algos.tensor_checks import require_finite, require_same_shape
-from siirl.errors import ConfigError, UnknownNameError
+from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 Result = tuple[torch.Tensor, torch.Tensor]
 """Advantages and returns [B, T]."""
@@ -115,7 +115,10 @@ def estimate_advantages(*, name: str, available: Mapping[str, Any]) -> Result:
     require_same_shape(
         response_mask=available["response_mask"], advantages=advantages_BT, returns=returns_BT
     )
-    require_finite(advantages=advantages_BT, returns=returns_BT)
+    try:
+        require_finite(advantages=advantages_BT, returns=returns_BT)
+    except TensorError as error:
+        raise TensorError(f"Advantage estimator {name!r}: {error}") from error
     return advantages_BT, returns_BT
 
 
