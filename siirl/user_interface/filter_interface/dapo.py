@@ -1,9 +1,9 @@
 """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): fills a step with useful groups.
 
-Groups with identical rewards have advantage 0 and are dropped. The share of groups kept so far
-determines how many more prompts are rolled out to replace them, at most one step's worth. After
-`algorithm.filter.max_refills` rounds the step continues with the groups that it has; without any,
-there is no update (`actor/updates` 0).
+Groups whose scores before the length penalty are equal teach nothing and are dropped. The share of
+groups kept so far determines how many more prompts are rolled out to replace them, at most one
+step's worth. After `algorithm.filter.max_refills` rounds the step continues with the groups that it
+has; without any, there is no update (`actor/updates` 0).
 
 Groups beyond `data.train_batch_size` are dropped, the latest prompts first: in the next step they
 would come from an older policy. Decisions use the groups of all ranks, and no state is kept between
