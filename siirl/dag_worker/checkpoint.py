@@ -26,8 +26,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ from siirl.dag_worker.manifest import (
 from siirl.dag_worker.plain_state import read_state, write_state
 from siirl.dag_worker.saving import Saving
 from siirl.dag_worker.temporary_checkpoint import POINTER, remove_unfinished, unfinished_folder
-from siirl.engine.training.collectives import Collectives, fail_together
+from siirl.engine.training.collectives import Collectives, raise_on_all_ranks
 from siirl.engine.training.tensor_files import let_others_read
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import CheckpointError, SiirlError
@@ -208,12 +208,8 @@ class CheckpointManager:
         folder = self.ranks.broadcast_object(
             self._on_rank_0(lambda: self._locate(checkpoint or self.folder))
         )
-        failure: CheckpointError | None = None
-        try:
+        with raise_on_all_ranks(self.ranks):
             verify_files(folder, rank=self.ranks.rank, ranks=self.ranks.size)
-        except CheckpointError as error:
-            failure = error
-        fail_together(self.ranks, failure)
         found: Checkpoint = self.ranks.broadcast_object(self._on_rank_0(lambda: self._read(folder)))
         for name, engine in self.engines.items():
             engine.load(folder / name)
@@ -231,38 +227,30 @@ class CheckpointManager:
 
     def _on_rank_0(self, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0 and return its result there; its error is raised on all ranks."""
-        failure: CheckpointError | None = None
-        result = None
-        if self.ranks.rank == 0:
-            try:
-                result = action()
-            except OSError as error:
-                failure = self._not_written(error)
-            except CheckpointError as error:
-                failure = error
-        fail_together(self.ranks, failure)
-        return result
+        with raise_on_all_ranks(self.ranks), self._disk_errors():
+            return action() if self.ranks.rank == 0 else None
 
-    def _not_written(self, error: OSError) -> CheckpointError:
-        newest = "there is no earlier one"
-        if (self.folder / LATEST).is_file():
-            newest_name = (self.folder / LATEST).read_text(errors="replace").strip()
-            newest = f"{self.folder / newest_name} is intact"
-        return CheckpointError(
-            f"No checkpoint could be written to {self.folder}: {error}. Free disk space or choose "
-            f"another trainer.output_dir; {newest}."
-        )
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Raise an OSError of the block as a CheckpointError that names the folder and remedy."""
+        try:
+            yield
+        except OSError as error:
+            newest = "there is no earlier one"
+            if (self.folder / LATEST).is_file():
+                newest_name = (self.folder / LATEST).read_text(errors="replace").strip()
+                newest = f"{self.folder / newest_name} is intact"
+            raise CheckpointError(
+                f"No checkpoint could be written to {self.folder}: {error}. Free disk space or "
+                f"choose another trainer.output_dir; {newest}."
+            ) from error
 
     def _wait_for(self, saving: Saving) -> Path:
         """Folder of a checkpoint when it is complete; all ranks fail if one could not write."""
         with OCCUPATION.doing("waits for a checkpoint to be written"):
-            failure: CheckpointError | None = None
             try:
-                saving.written.result()
-            except OSError as error:
-                failure = self._not_written(error)
-            try:
-                fail_together(self.ranks, failure)
+                with raise_on_all_ranks(self.ranks), self._disk_errors():
+                    saving.written.result()
             except SiirlError:
                 saving.cancel()
                 raise

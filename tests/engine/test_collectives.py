@@ -1,15 +1,20 @@
-"""A rank that leaves its group leaves nothing that could abort the process at exit."""
+"""Ranks that leave their group, and that fail together.
+
+A rank that leaves its group leaves nothing that could abort the process at exit.
+"""
 
 import tempfile
+import traceback
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from siirl.engine.training.collectives import join, leave
+from siirl.engine.training.collectives import OneProcess, join, leave, raise_on_all_ranks
 from siirl.engine.training.sharding import shard
-from tests.engine.ranks_at_work import work_on_ranks
+from siirl.errors import SiirlError, TensorError
+from tests.engine.ranks_at_work import run_on_ranks, work_on_ranks
 
 
 def serving_threads() -> list[str]:
@@ -56,3 +61,39 @@ def test_a_rank_that_left_the_group_has_no_thread_of_it(use):
         processes = work_on_ranks(works_and_leaves, (folder, use), ranks=2)
         assert [process.exitcode for process in processes] == [0, 0]
         assert [Path(folder, f"left_{rank}").read_text() for rank in range(2)] == ["", ""]
+
+
+def check_rows(rank):
+    if rank == 1:
+        raise TensorError("rewards is nan")
+
+
+def fails_on_rank_1(ranks):
+    """Trace of the error of this rank, and the ranks that still answer afterwards."""
+    try:
+        with raise_on_all_ranks(ranks):
+            check_rows(ranks.rank)
+    except SiirlError as error:
+        trace = "".join(traceback.format_exception(error))
+    return trace, ranks.gather_objects(ranks.rank)
+
+
+def test_an_error_on_one_rank_is_raised_where_it_occurred_and_named_on_the_other():
+    (trace_0, answered_0), (trace_1, answered_1) = run_on_ranks(fails_on_rank_1)
+    assert "check_rows(ranks.rank)" in trace_1
+    assert trace_1.endswith("siirl.errors.TensorError: rewards is nan\n")
+    assert trace_0.endswith(
+        "siirl.errors.InvariantError: Rank 1 failed, so all stop: TensorError: rewards is nan\n"
+    )
+    assert answered_0 == answered_1 == [0, 1]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug")])
+def test_an_error_of_another_type_does_not_wait_for_other_ranks(error):
+    class Gone(OneProcess):
+        def gather_objects(self, thing):
+            raise AssertionError("waits for another rank")
+
+    with pytest.raises(type(error)) as raised, raise_on_all_ranks(Gone()):
+        raise error
+    assert raised.value is error

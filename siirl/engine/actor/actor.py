@@ -41,9 +41,9 @@ from siirl.engine.training.batch_cuts import (
     with_bool_masks,
 )
 from siirl.engine.training.batch_loss import LossSum, TrainStep
-from siirl.engine.training.collectives import fail_together
+from siirl.engine.training.collectives import raise_on_all_ranks
 from siirl.engine.training.train_engine import TrainEngine
-from siirl.errors import ConfigError, InvariantError, TensorError
+from siirl.errors import ConfigError, InvariantError
 from siirl.params import ActorArguments
 from siirl.params.domains import SERVER, TEXT_ENGINES, VLLM
 from siirl.params.model_args import ActorRolloutRefArguments
@@ -99,7 +99,8 @@ class Actor:
             return torch.stack([scores.log_probs_BT, scores.entropy_BT], dim=1)
 
         result_B2T = self.engine.forward(batch, both).to(batch["response_mask"].device)
-        self._together(lambda: require_finite(log_probs=result_B2T[:, 0], entropy=result_B2T[:, 1]))
+        with raise_on_all_ranks(self.engine.ranks):
+            require_finite(log_probs=result_B2T[:, 0], entropy=result_B2T[:, 1])
         return TokenScores(log_probs_BT=result_B2T[:, 0], entropy_BT=result_B2T[:, 1])
 
     def update(
@@ -247,7 +248,8 @@ class Actor:
 
         The selection uses the current weights.
         """
-        self._together(lambda: self.loss.check_columns(rows, old_column))
+        with raise_on_all_ranks(self.engine.ranks):
+            self.loss.check_columns(rows, old_column)
         log_probs_BT = self.compute_log_prob(rows).log_probs_BT
         places_B = row_places(batch=rows, ranks=self.engine.ranks)
         rows = rows.clone(recurse=False)  # the mini-batch may be the caller's batch
@@ -260,15 +262,6 @@ class Actor:
             ranks=self.engine.ranks,
         )
         return rows
-
-    def _together(self, check: Callable[[], None]) -> None:
-        """Run a check that may fail on this rank only, and fail on all ranks."""
-        failure: TensorError | None = None
-        try:
-            check()
-        except TensorError as error:
-            failure = error
-        fail_together(self.engine.ranks, failure)
 
 
 def _metrics(steps: list[TrainStep]) -> Metrics:

@@ -28,9 +28,9 @@ from siirl.engine.training.batch_cuts import (
     with_bool_masks,
 )
 from siirl.engine.training.batch_loss import LossSum, TrainStep
-from siirl.engine.training.collectives import fail_together
+from siirl.engine.training.collectives import raise_on_all_ranks
 from siirl.engine.training.train_engine import TrainEngine
-from siirl.errors import ConfigError, TensorError
+from siirl.errors import ConfigError
 
 Metrics = dict[str, float]
 COLUMNS = ("values", "value_mask", "returns")
@@ -92,7 +92,8 @@ class Critic:
         """
         device = batch["response_mask"].device
         values_BT = self.engine.forward(batch, lambda values_BT, rows: values_BT).to(device)
-        self._require_finite(values=values_BT)
+        with raise_on_all_ranks(self.engine.ranks):
+            require_finite(values=values_BT)
         return Values(values_BT=values_BT, value_mask_BT=self.decisions(batch))
 
     def bootstrap_values(self, batch: TensorDict) -> torch.Tensor:
@@ -109,7 +110,8 @@ class Critic:
         going_on_B = as_bool_mask(batch["bootstrapped"])
         values_BT = self.engine.forward(states_behind(batch), lambda values_BT, rows: values_BT)
         values_B = values_BT[:, 0].to(going_on_B.device)
-        self._require_finite(mask=going_on_B, bootstrap_values=values_B)
+        with raise_on_all_ranks(self.engine.ranks):
+            require_finite(mask=going_on_B, bootstrap_values=values_B)
         return torch.where(going_on_B, values_B, torch.zeros_like(values_B))
 
     def update(self, batch: TensorDict) -> Metrics:
@@ -133,7 +135,8 @@ class Critic:
                     f"The critic's update needs the column {name!r}; the batch has: {known}."
                 )
         kept_BT = as_bool_mask(batch["value_mask"])
-        self._require_finite(mask=kept_BT, values=batch["values"], returns=batch["returns"])
+        with raise_on_all_ranks(self.engine.ranks):
+            require_finite(mask=kept_BT, values=batch["values"], returns=batch["returns"])
         metrics = self._old_value_metrics(
             batch["values"][kept_BT].double(), batch["returns"][kept_BT].double()
         )
@@ -172,15 +175,6 @@ class Critic:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint, on any number of ranks."""
         self.generator.set_state(state["generator"])
-
-    def _require_finite(self, *, mask: torch.Tensor | None = None, **columns: torch.Tensor) -> None:
-        """Fail on all ranks if one has bad numbers."""
-        failure: TensorError | None = None
-        try:
-            require_finite(mask=mask, **columns)
-        except TensorError as error:
-            failure = error
-        fail_together(self.engine.ranks, failure)
 
     def _loss(self, clip_range: float) -> Callable[[torch.Tensor, TensorDict], LossSum]:
         normalized = self.model.normalized

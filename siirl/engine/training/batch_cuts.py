@@ -20,8 +20,8 @@ from tensordict import TensorDict
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.data_coordinator.balance import micro_batches_by_budget
 from siirl.data_coordinator.protocol.batch import without_texts
-from siirl.engine.training.collectives import Collectives, fail_together
-from siirl.errors import ConfigError, TensorError
+from siirl.engine.training.collectives import Collectives, raise_on_all_ranks
+from siirl.errors import ConfigError
 from siirl.occupation import OCCUPATION
 
 RowOwners = list[tuple[str, int, int]]
@@ -174,17 +174,12 @@ class MicroBatches:
     def _parts(self, batch: TensorDict) -> Sequence[Sequence[int] | Part]:
         if self.cut is not None:
             return self.cut(batch) if len(batch) else []
-        parts: list[Sequence[int]] = []
-        failure: ConfigError | None = None
-        try:
-            parts = micro_batch_rows(
+        if self.tokens is None:  # cannot fail, so the ranks need not meet
+            return micro_batch_rows(batch, rows=self.size, tokens=None)
+        with raise_on_all_ranks(self.ranks):
+            return micro_batch_rows(
                 batch, rows=self.size, tokens=self.tokens, prefix_groups=self.prefix_groups
             )
-        except ConfigError as error:
-            failure = error
-        if self.tokens is not None:  # only a token budget can fail on a single rank
-            fail_together(self.ranks, failure)
-        return parts
 
 
 def micro_batch_rows(
@@ -241,13 +236,8 @@ def with_bool_masks(batch: TensorDict, *, ranks: Collectives) -> TensorDict:
         TensorError: A mask of this rank with values other than 0 and 1; InvariantError on the
             others.
     """
-    masks: dict[str, torch.Tensor] = {}
-    failure: TensorError | None = None
-    try:
+    with raise_on_all_ranks(ranks):
         masks = {name: as_bool_mask(batch[name], name=name) for name in MASKS if name in batch}
-    except TensorError as error:
-        failure = error
-    fail_together(ranks, failure)
     return TensorDict({**dict(batch.items()), **masks}, batch_size=batch.batch_size)
 
 

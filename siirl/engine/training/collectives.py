@@ -11,7 +11,8 @@ import datetime
 import functools
 import gc
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -168,16 +169,21 @@ def _waiting(call: str) -> AbstractContextManager[None]:
     return OCCUPATION.doing(f"waits for the other ranks in {call}", waiting=True)
 
 
-def fail_together(ranks: Collectives, error: SiirlError | None) -> None:
-    """Raise on every rank if any rank has an error.
+@contextmanager
+def raise_on_all_ranks(ranks: Collectives) -> Iterator[None]:
+    """Raise on every rank if the block raises a SiirlError on any; errors of other types propagate
+    at once.
 
     The failing rank raises its own error; the others raise an InvariantError that names the rank. A
     rank with a bad sample therefore does not leave the others waiting in the next collective call.
+    Every rank enters the block, which makes no collective call.
     """
-    messages = ranks.gather_objects(None if error is None else f"{type(error).__name__}: {error}")
-    if error is not None:
-        raise error
-    for rank, message in enumerate(messages):
+    try:
+        yield
+    except SiirlError as error:
+        ranks.gather_objects(f"{type(error).__name__}: {error}")
+        raise
+    for rank, message in enumerate(ranks.gather_objects(None)):
         if message is not None:
             raise InvariantError(f"Rank {rank} failed, so all stop: {message}")
 

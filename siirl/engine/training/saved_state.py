@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.storage import WriteResult
 
-from siirl.engine.training.collectives import Collectives, fail_together
+from siirl.engine.training.collectives import Collectives, raise_on_all_ranks
 from siirl.engine.training.optimizer import MOMENTS, trained_parameters
 from siirl.engine.training.shard_files import (
     ShardFolder,
@@ -223,13 +223,11 @@ def write_state(staged: StagedState, folder: Path, *, ranks: Collectives) -> Non
     Raises:
         CheckpointError: A rank cannot write. The others raise InvariantError.
     """
-    written: Written = {}
-    failure: CheckpointError | None = None
-    try:
-        written = staged.write(folder)
-    except OSError as error:
-        failure = CheckpointError(f"{folder} could not be written: {error}.")
-    fail_together(ranks, failure)
+    with raise_on_all_ranks(ranks):
+        try:
+            written = staged.write(folder)
+        except OSError as error:
+            raise CheckpointError(f"{folder} could not be written: {error}.") from error
     everywhere = ranks.gather_objects(written)
     if ranks.rank == 0:
         staged.complete(folder, everywhere)

@@ -18,8 +18,7 @@ from siirl.algos.log_probs import TokenScores
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.training.batch_cuts import row_of_zeros
 from siirl.engine.training.batch_loss import LossSum, LossTally, require_gradient
-from siirl.engine.training.collectives import Collectives, fail_together
-from siirl.errors import TensorError
+from siirl.engine.training.collectives import Collectives, raise_on_all_ranks
 
 TOKEN_AXES = 2  # row and token
 
@@ -51,15 +50,11 @@ def gradient_in_scores(
     values = scores_BST if counts else scores_BST.new_zeros((1, *scores_BST.shape[1:]))
     values.requires_grad_()
     gradient_BST = torch.zeros_like(values)
-    failure: TensorError | None = None
-    try:
+    with raise_on_all_ranks(ranks):
         part = loss_fn(_unstacked(values), rows)
         require_gradient(part)
         (gradient_BST,) = torch.autograd.grad(part.loss, values, materialize_grads=True)
         tally.add(part, counts=counts)
-    except TensorError as error:
-        failure = error
-    fail_together(ranks, failure)
     return gradient_BST
 
 

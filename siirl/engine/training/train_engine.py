@@ -34,7 +34,7 @@ from siirl.engine.training.batch_loss import (
     TrainStep,
     require_gradient,
 )
-from siirl.engine.training.collectives import fail_together
+from siirl.engine.training.collectives import raise_on_all_ranks
 from siirl.engine.training.frozen_weights import FrozenWeights
 from siirl.engine.training.offload import STAYING, OffloadedTensors, ResidentTensors
 from siirl.engine.training.optimizer import (
@@ -55,7 +55,7 @@ from siirl.engine.training.score_gradient import gradient_in_scores, stacked
 from siirl.engine.training.scoring_engine import ScoringEngine
 from siirl.engine.training.sharding import measure_reduction
 from siirl.engine.training.tensor_files import Types
-from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorError
+from siirl.errors import ConfigError, InvariantError, TensorError
 from siirl.models.weight_rows import full_tensor
 from siirl.params import OptimizerArguments
 
@@ -219,7 +219,9 @@ class TrainEngine(ScoringEngine[Scores]):
                 counts = False
             (part.loss * (scale if counts else 0.0)).backward()
             tally.add(part, counts=counts)
-        fail_together(self.ranks, failure)
+        with raise_on_all_ranks(self.ranks):
+            if failure is not None:
+                raise failure
         return tally.total(self.ranks, weight=denominator)
 
     def _through_scores(
@@ -381,12 +383,7 @@ class TrainEngine(ScoringEngine[Scores]):
             CheckpointError: Damaged files, or weights of another model; ranks without such an error
                 raise InvariantError.
         """
-        failure: CheckpointError | None = None
-        try:
-            with self.moments.resident():
-                self.steps = load_state(folder, self.module, self.optimizer)
-        except CheckpointError as error:
-            failure = error
-        fail_together(self.ranks, failure)
+        with raise_on_all_ranks(self.ranks), self.moments.resident():
+            self.steps = load_state(folder, self.module, self.optimizer)
         self.frozen.begin()
         self.skips_in_a_row = 0
