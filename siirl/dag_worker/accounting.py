@@ -117,8 +117,9 @@ def held_bytes(context: StageContext) -> dict[str, Value]:
         held[f"memory/{name}_moments_bytes"] = _bytes(moments)
     acting = context.weights.acting
     if isinstance(acting, ActingModule):
-        own = acting.module is not acting.trained
-        held["memory/acting_copy_bytes"] = _bytes(acting.module.parameters()) if own else 0.0
+        held["memory/acting_copy_bytes"] = (
+            _bytes(acting.module.parameters()) if acting.is_copy else 0.0
+        )
     return held
 
 

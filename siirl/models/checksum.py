@@ -40,6 +40,11 @@ class RunningChecksum:
         self.value = (self.value + total) % _MODULUS
 
 
+def total(parts: Iterable[RunningChecksum]) -> int:
+    """The checksum of weights whose parts were summed apart."""
+    return sum(part.value for part in parts) % _MODULUS
+
+
 def checksum(tensors: Mapping[str, torch.Tensor]) -> int:
     """The checksum of whole weights."""
     return RunningChecksum(

@@ -4,7 +4,7 @@ A row is an entry of the first axis; a weight without axes is one row. Sharded w
 part by part, so that no rank temporarily holds a whole tensor.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -75,7 +75,10 @@ class Assembly:
 
 
 def in_rows(
-    weights: Iterable[tuple[str, torch.Tensor]], *, most_bytes: int = PART_BYTES
+    weights: Iterable[tuple[str, torch.Tensor]],
+    *,
+    most_bytes: int = PART_BYTES,
+    dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> Iterator[Rows]:
     """The rows of weights, one part at a time, without gradients.
 
@@ -84,13 +87,19 @@ def in_rows(
     Args:
         weights: Names and tensors, whole or DTensors.
         most_bytes: Bytes of a part; one row may have more.
+        dtypes: Types that rows are cast to before they are sent, by name; others keep theirs.
     """
     for name, tensor in weights:
         detached = tensor.detach()
-        if isinstance(detached, DTensor):
-            yield from _gathered(name, detached, most_bytes)
+        dtype = (dtypes or {}).get(name, detached.dtype)
+        axes = _sharded_axes(detached) if isinstance(detached, DTensor) else []
+        assert axes is not None, "FSDP2 shards the first axis"
+        if isinstance(detached, DTensor) and axes:
+            yield from _gathered(name, detached, axes[0], dtype, most_bytes)
         else:
-            yield from Rows(name, detached, tuple(detached.shape)).cut(most_bytes)
+            whole = Rows(name, local_part(detached), tuple(detached.shape))
+            for rows in whole.cut(most_bytes):
+                yield rows.with_values(rows.values.to(dtype))
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -109,23 +118,20 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def _gathered(name: str, tensor: DTensor, most_bytes: int) -> Iterator[Rows]:
+def _gathered(
+    name: str, tensor: DTensor, axis: int, dtype: torch.dtype, most_bytes: int
+) -> Iterator[Rows]:
     shape = tuple(tensor.shape)
-    axes = _sharded_axes(tensor)
-    assert axes is not None, "FSDP2 shards the first axis"
-    if not axes:
-        yield from Rows(name, local_part(tensor), shape).cut(most_bytes)
-        return
-    group = tensor.device_mesh.get_group(axes[0])
+    group = tensor.device_mesh.get_group(axis)
     own = local_part(tensor)
     each = -(-shape[0] // distributed.get_world_size(group))  # the last ranks may have no rows
     for rank, place in enumerate(range(0, shape[0], max(each, 1))):
         held = (min(each, shape[0] - place), *shape[1:])
-        for begin, end in _ranges(held, own.dtype, most_bytes):
+        for begin, end in _ranges(held, dtype, most_bytes):
             if rank == distributed.get_rank(group):
-                part = own[begin:end].contiguous()
+                part = own[begin:end].to(dtype).contiguous()
             else:
-                part = torch.empty((end - begin, *shape[1:]), dtype=own.dtype, device=own.device)
+                part = torch.empty((end - begin, *shape[1:]), dtype=dtype, device=own.device)
             distributed.broadcast(part, group=group, group_src=rank)
             yield Rows(name, part, shape, first=place + begin)
 

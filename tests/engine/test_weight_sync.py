@@ -2,22 +2,14 @@
 
 import pytest
 import torch
+from ranks_at_work import run_on_ranks
+from tiny_policies import Trained
+from tiny_training import make_engine
 from torch import nn
 
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.weight_sync import WeightSync
 from siirl.errors import InvariantError
-from siirl.models.weight_rows import in_rows
-
-
-class Trained:
-    """The part of a TrainEngine that a weight sync uses."""
-
-    def __init__(self, module: nn.Module, steps: int) -> None:
-        self.module, self.steps = module, steps
-
-    def weights_in_turn(self):
-        return in_rows(self.module.state_dict().items())
 
 
 class Acting:
@@ -98,3 +90,73 @@ def test_a_single_weight_that_is_not_finite_is_detected(number):
     )
     with pytest.raises(InvariantError, match="not finite"):
         sync.sync()
+
+
+def half_frozen(*, seed: int = 0) -> nn.Sequential:
+    """A frozen layer of 12 weights, one of 10 that is trained, and a buffer of 4."""
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+    module[0].requires_grad_(False)
+    module.register_buffer("scale", torch.rand(4))
+    return module
+
+
+def test_frozen_weights_are_sent_to_a_copy_once():
+    trained, copy = half_frozen(), half_frozen(seed=1)
+    sync = WeightSync(trained=Trained(trained), acting=copy, engine=Acting(), ranks=OneProcess())
+    sent = []
+    for _ in range(3):
+        with torch.no_grad():
+            trained[1].weight += 1
+            trained.scale += 1
+        sync.sync()
+        sent.append(sync.transferred_bytes)
+        assert all(
+            torch.equal(copy.state_dict()[name], each)
+            for name, each in trained.state_dict().items()
+        )
+    assert sent == [26 * 4, 14 * 4, 14 * 4]
+
+
+@pytest.mark.parametrize(
+    "write", [lambda weight: weight.mul_(2), lambda weight: weight.data.mul_(2)]
+)
+def test_a_frozen_weight_that_its_module_changes_is_sent_again(write):
+    trained, copy = half_frozen(), half_frozen(seed=1)
+    sync = WeightSync(trained=Trained(trained), acting=copy, engine=Acting(), ranks=OneProcess())
+    for _ in range(2):
+        sync.sync()
+        write(trained[0].weight)
+    sync.sync()
+    assert torch.equal(copy[0].weight, trained[0].weight)
+
+
+def test_a_copy_whose_frozen_weights_change_by_themselves_stops_the_run():
+    copy = half_frozen(seed=1)
+    sync = WeightSync(
+        trained=Trained(half_frozen()), acting=copy, engine=Acting(), ranks=OneProcess()
+    )
+    sync.sync()
+    copy[0].weight.mul_(2)
+    with pytest.raises(InvariantError, match="acting weights are not the trained ones"):
+        sync.sync()
+
+
+def synced_twice(ranks):
+    """Bytes of two syncs of a sharded policy to copies in bfloat16, and the copies' weights."""
+    copy = half_frozen(seed=1).to(torch.bfloat16)
+    engine = make_engine(ranks, module=half_frozen())
+    sync = WeightSync(trained=engine, acting=copy, engine=Acting(), ranks=ranks)
+    sent = []
+    for _ in range(2):
+        with torch.no_grad():
+            engine.module[1].weight += 1
+        sync.sync()
+        sent.append(sync.transferred_bytes)
+    return sent, copy.state_dict(), engine.upload_weights()
+
+
+def test_sharded_weights_reach_the_copies_of_all_ranks_in_their_type():
+    for sent, acting, trained in run_on_ranks(synced_twice, ranks=2):
+        assert sent == [26 * 2, 14 * 2]
+        assert all(torch.equal(acting[name], trained[name].bfloat16()) for name in trained)

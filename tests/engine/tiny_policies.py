@@ -13,11 +13,12 @@ class Trained:
 
     steps = 3
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, *, steps: int = steps) -> None:
+        self.module, self.steps = module, steps
 
-    def weights_in_turn(self) -> Iterator[Rows]:
-        return in_rows(self.module.state_dict().items())
+    def weights_in_turn(self, *, without=(), dtypes=None) -> Iterator[Rows]:
+        state = self.module.state_dict().items()
+        return in_rows((each for each in state if each[0] not in without), dtypes=dtypes)
 
 
 def train(model: nn.Module, *, seed: int) -> None:

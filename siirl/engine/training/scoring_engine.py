@@ -8,7 +8,7 @@ itself would not be 1. Left out: gradients and optimiser steps (`TrainEngine`).
 # B row of this rank's batch
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Generic, Self
 
 import torch
@@ -165,14 +165,24 @@ class ScoringEngine(Generic[Scores]):
         state = self.module.state_dict()
         return {name: full_tensor(tensor).detach() for name, tensor in state.items()}
 
-    def weights_in_turn(self) -> Iterator[Rows]:
+    def weights_in_turn(
+        self,
+        *,
+        without: Collection[str] = (),
+        dtypes: Mapping[str, torch.dtype] | None = None,
+    ) -> Iterator[Rows]:
         """Weights and buffers, a few rows at a time, with adapters before the weights that they
         change.
 
         Every rank consumes them to the end: sharded rows are gathered in turn, so no rank holds the
         whole model.
+
+        Args:
+            without: Weights to leave out; the same on every rank.
+            dtypes: Types that rows are cast to before they are sent, by name; others keep theirs.
         """
-        return in_rows(adapters_first(self.module.state_dict()))
+        state = adapters_first(self.module.state_dict())
+        return in_rows(((name, each) for name, each in state if name not in without), dtypes=dtypes)
 
     def _computing(self) -> contextlib.AbstractContextManager[Any]:
         """Autocast to the compute dtype in a single process; in a group FSDP2 casts.

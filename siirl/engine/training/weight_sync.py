@@ -5,11 +5,12 @@ the training module is sharded. Its forward pass needs all ranks at once, but ep
 length. Each rank therefore acts with a whole copy, which is filled here. An engine with its own
 weights (vLLM) loads them and returns their checksums.
 
-Weights are sent a few rows at a time: a sync takes no more than one bucket of memory on a rank.
+Weights are sent a few rows at a time: a sync takes no more than one bucket of memory on a rank. A
+copy gets them in its own type, and frozen weights, such as those below adapters, only once.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,10 +18,11 @@ import torch
 from torch import nn
 
 from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.frozen_weights import FrozenWeights
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import InvariantError
 from siirl.models.adapters import Adaptable
-from siirl.models.checksum import RunningChecksum, checksum
+from siirl.models.checksum import RunningChecksum, checksum, total
 from siirl.models.weight_rows import Rows, in_rows
 from siirl.models.weights import give_memory
 
@@ -105,34 +107,51 @@ class ActingModule:
     def __init__(self, module: nn.Module, *, trained: nn.Module | None) -> None:
         self.module = module
         self.trained = trained
+        self._sums: dict[str, RunningChecksum] = {}
+        """Checksums of the weights as they were last sent to the copy, by name."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the module has weights of its own."""
+        return self.module is not self.trained
+
+    @property
+    def sent(self) -> Set[str]:
+        """Names of the weights that the copy has been sent."""
+        return self._sums.keys()
 
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
-        """See `ActingWeights`.
+        """See `ActingWeights`. A copy keeps the weights that are not sent again; the checksums are
+        those of all weights.
 
         Raises:
-            InvariantError: An unknown weight, or a missing one.
+            InvariantError: An unknown weight, or one that was never sent.
         """
-        if self.module is self.trained:  # one set of weights, one checksum
+        if not self.is_copy:  # one set of weights, one checksum
             trained = RunningChecksum(weights)
             return [ChecksumPair(trained=trained.value, acting=trained.value)]
         own = self.module.state_dict()
-        trained, taken = RunningChecksum(), set()
         for rows in weights:
             if rows.name not in own:
                 raise InvariantError(
                     f"The acting module has no weight {rows.name!r} of the trained one."
                 )
             converted = rows.with_values(rows.values.to(own[rows.name].dtype))
-            trained.add(converted)
+            if rows.first == 0:
+                self._sums[rows.name] = RunningChecksum()
+            self._sums[rows.name].add(converted)
             rows.of(own[rows.name]).copy_(converted.values)
-            taken.add(rows.name)
-        missing = sorted(own.keys() - taken)
+        missing = sorted(own.keys() - self._sums.keys())
         if missing:
             raise InvariantError(
                 f"The trained module lacks {len(missing)} weights of the acting one, the first of "
                 f"them {missing[0]!r}."
             )
-        return [ChecksumPair(trained=trained.value, acting=checksum(self.module.state_dict()))]
+        return [
+            ChecksumPair(
+                trained=total(self._sums.values()), acting=checksum(self.module.state_dict())
+            )
+        ]
 
 
 def receive_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], *, sent: int) -> None:
@@ -185,15 +204,10 @@ class WeightSync:
         self.version = 0
         self.unchanged = False
         """Whether optimiser steps before the last sync left the trained weights unchanged."""
+        self.transferred_bytes = 0
+        """Bytes of weights that the last sync transferred; 0 where the trained module acts."""
         self._checksums: list[float] = []
-
-    @property
-    def transferred_bytes(self) -> int:
-        """Bytes of the trained weights that a sync transfers; 0 where the trained module acts."""
-        if isinstance(self.acting, ActingModule) and self.acting.module is self.acting.trained:
-            return 0
-        weights = self.trained.module.parameters()
-        return sum(weight.numel() * weight.element_size() for weight in weights)
+        self._frozen = FrozenWeights(trained.module)
 
     def sync(self) -> None:
         """Copy the current weights to the acting ones.
@@ -205,9 +219,11 @@ class WeightSync:
                 ones, or the ranks act with different weights.
         """
         version = self.trained.steps
-        weights = CheckedWeights(self.trained.weights_in_turn())
+        weights = CheckedWeights(self._weights())
         pairs = self.acting.take_weights(weights)
         weights.require_finite(self.ranks, version=version)
+        stays = isinstance(self.acting, ActingModule) and not self.acting.is_copy
+        self.transferred_bytes = 0 if stays else weights.num_bytes
         gathered = self.ranks.gather_objects(pairs)
         everywhere = [each for each in gathered if each is not None]
         exact = [[pair for pair in each if pair.tolerance == 0.0] for each in everywhere]
@@ -225,17 +241,32 @@ class WeightSync:
         self.version = version
         self.engine.update_weights(version)
 
+    def _weights(self) -> Iterator[Rows]:
+        """The weights to send: to a copy, in its types, those that it does not have yet."""
+        if not (isinstance(self.acting, ActingModule) and self.acting.is_copy):
+            return self.trained.weights_in_turn()
+        if not self.acting.sent:
+            self._frozen.begin()
+        unchanged = set.intersection(*self.ranks.gather_objects(set(self._frozen.types())))
+        state = self.acting.module.state_dict()
+        return self.trained.weights_in_turn(
+            without=unchanged & self.acting.sent,
+            dtypes={name: tensor.dtype for name, tensor in state.items()},
+        )
+
 
 class CheckedWeights:
-    """Passes weights on once, and records whether all were finite."""
+    """Passes weights on once; records whether all were finite, and their bytes."""
 
     def __init__(self, weights: Iterable[Rows]) -> None:
         self.weights = weights
         self.finite = True
+        self.num_bytes = 0
 
     def __iter__(self) -> Iterator[Rows]:
         for rows in self.weights:
             self.finite = self.finite and _is_finite(rows.values)
+            self.num_bytes += rows.values.nbytes
             yield rows
 
     def require_finite(self, ranks: Collectives, *, version: int) -> None:
