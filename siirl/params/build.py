@@ -127,12 +127,29 @@ def _wrong_type(value: Any, hint: Any, default: Any, place: str, source: str) ->
     article = {"integer": "an ", "number": "a ", "list": "a ", "mapping": "a "}.get(
         wanted.split(" ")[0], ""
     )
+    if _fits_without_quotes(value, hint):
+        remedy = "write ${oc.decode:...} around it" if "${" in source else "leave out the quotes"
+        return ConfigError(
+            f"{place}={value!r} ({source}) is text, but must be {article}{wanted}: {remedy}."
+        )
     example = (
         ""
         if default in (None, (), {}, "") or default is dataclasses.MISSING
         else f", for example {place}={as_text(default)}"
     )
     return ConfigError(f"{place}={as_text(value)} ({source}) must be {article}{wanted}{example}.")
+
+
+def _fits_without_quotes(value: Any, hint: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    for read in (int, float, {"true": True, "false": False}.__getitem__):
+        try:
+            _convert(read(value), hint)
+            return True
+        except (ValueError, KeyError, _WrongType):
+            continue
+    return False
 
 
 def _out_of_bounds(

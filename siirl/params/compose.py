@@ -16,6 +16,7 @@ from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from envs.names import listed
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.files.paths import config_dir, usable_path, why_no_file
 from siirl.files.yaml_files import UNREADABLE, describe_yaml_error, read_plain
@@ -34,13 +35,18 @@ SHOWN_KEYS = 3  # of those that a group replaces
 LONGEST_DERIVED_NAME = 60  # characters, of at most four bytes each: a folder has 255
 
 
-def check_choice(group: str, option: str | None, *, source: str) -> None:
+def check_choice(group: str, option: Any, *, source: str) -> None:
     """Refuse an option that a group does not have."""
     known = options()[group]
     if option is None and group in OPTIONAL_GROUPS:
         return
     if option in known:
         return
+    if option is None:
+        raise ConfigError(
+            f"{group} ({source}) is empty: choose an option ({listed('', known)}), write keys "
+            "below it, or remove it."
+        )
     if (
         group == "pipeline"
         and isinstance(option, str)
@@ -123,7 +129,13 @@ def load_file(path: Path) -> DictConfig:
     try:
         check_expansion(path.read_text(encoding="utf-8"))
         loaded = OmegaConf.load(path)
-    except (OmegaConfBaseException, OSError) as error:
+    except OmegaConfBaseException as error:
+        fault = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"--config {path} cannot be read: {fault} (key {error.full_key}). Write texts, numbers "
+            "and lists, and close every ${."
+        ) from error
+    except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error}") from error
     except UNREADABLE as error:
         raise ConfigError(

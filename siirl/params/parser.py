@@ -49,6 +49,7 @@ from siirl.params.key_names import TRAIN_FILES
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
 from siirl.params.training_args import SiiRLArguments
+from siirl.params.unresolved import unresolved
 from siirl.params.user_groups import load_user_groups
 from siirl.params.user_settings import UserSettings, given_by, value_at
 
@@ -181,15 +182,23 @@ def _parse(
     typed = [leaf for leaf in keys if leaf.source == typed_at]
     written, said = environment_arguments_once([leaf for leaf in keys if leaf.source != typed_at])
     notices += said
-    assign(tree, written)
-    if from_file:
-        again = [choice for choice in chosen if choice.source == typed_at]
-        typed_keys = {leaf.key for leaf in typed}
-        replaced = choose_again(tree, again, over=written, groups=of_groups)
-        if replaced := [leaf for leaf in replaced if leaf.key not in typed_keys]:
-            notices.append(replaced_by_groups(replaced, again, tree=OmegaConf.to_container(tree)))
-    assign(tree, typed)
-    config = _to_arguments(tree, user_groups, {leaf.key: leaf.source for leaf in keys})
+    sources = {leaf.key: leaf.source for leaf in keys}
+    try:
+        assign(tree, written)
+        if from_file:
+            again = [choice for choice in chosen if choice.source == typed_at]
+            typed_keys = {leaf.key for leaf in typed}
+            replaced = choose_again(tree, again, over=written, groups=of_groups)
+            if replaced := [leaf for leaf in replaced if leaf.key not in typed_keys]:
+                values = OmegaConf.to_container(tree)
+                notices.append(replaced_by_groups(replaced, again, tree=values))
+        assign(tree, typed)
+        config = _to_arguments(tree, user_groups, sources)
+    except OmegaConfBaseException as error:
+        values = OmegaConf.to_container(tree)
+        raise unresolved(
+            error.full_key or "", str(error), written=values, sources=sources
+        ) from error
     named = frozenset(leaf.key for leaf in typed)
     return ParsedConfig(config, user_groups, tuple(notices), named, given)
 
@@ -340,6 +349,11 @@ def _add_user_groups(tree: DictConfig, keys: Iterable[Assignment]) -> dict[str, 
 
 def _unknown(leaf: Assignment, known: Mapping[str, Key]) -> SiirlError:
     below = [place for place in known if place.startswith(f"{leaf.key}.")]
+    if below and leaf.value is None:
+        return ConfigError(
+            f"{leaf.key} ({leaf.source}) is empty: write keys below it, such as {below[0]}, or "
+            "remove it."
+        )
     if below:
         return ConfigError(
             f"{leaf.key}={as_text(leaf.value)} ({leaf.source}): {leaf.key} holds keys, such as "
@@ -354,10 +368,7 @@ def _to_arguments(
     pipeline = OmegaConf.select(tree, "dag.pipeline")
     if not (isinstance(pipeline, str) and pipeline) and _named_by_pipeline(tree):
         tree.trainer.experiment_name = WITHOUT_NAME  # the pipeline will be refused, not the name
-    try:
-        values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"A value cannot be resolved: {error}") from error
+    values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     problems: list[SiirlError] = []
     unresolved = OmegaConf.to_container(tree, resolve=False)

@@ -299,8 +299,8 @@ def test_a_refused_value_names_the_key_that_passed_it_on() -> None:
         ("~trainer.seed", "cannot be deleted"),
         ("trainer.seed=1,2", "one run has one value"),
         ("env@foo=metaworld", "cannot be moved"),
-        ("env=null", "Unknown env"),
-        ("trainer.seed=${nowhere}", "cannot be resolved"),
+        ("env=null", "env (command line) is empty: choose an option ("),
+        ("trainer.seed=${nowhere}", "cannot be resolved: there is no key 'nowhere'."),
     ],
 )
 def test_hydra_syntax_that_is_not_supported_is_refused_with_a_sentence(

@@ -121,6 +121,94 @@ def test_a_file_that_is_not_yaml_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            'trainer: {total_steps: "3"}',
+            "trainer.total_steps='3' ({file}) is text, but must be an integer or null: leave out "
+            "the quotes.",
+        ),
+        (
+            'trainer: {blind: "true"}',
+            "trainer.blind='true' ({file}) is text, but must be true or false: leave out the "
+            "quotes.",
+        ),
+        (
+            "trainer: {total_steps: '${oc.env:NOT_SET,7}'}",
+            "trainer.total_steps='7' ({file}: ${oc.env:NOT_SET,7}) is text, but must be an "
+            "integer or null: write ${oc.decode:...} around it.",
+        ),
+    ],
+)
+def test_a_number_in_quotes_is_refused_with_the_remedy(
+    tmp_path: Path, content: str, sentence: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    assert refusal(config_file=file) == sentence.replace("{file}", str(file))
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("trainer: {seed: '${nope}'}", "trainer.seed=${nope} ({file}): there is no key 'nope'"),
+        ("trainer: {tags: ['${no}']}", "trainer.tags=[${no}] ({file}): there is no key 'no'"),
+        ("env: {kwargs: {a: '${no}'}}", "env.kwargs.a=${no} ({file}): there is no key 'no'"),
+        ("dag: {pipeline: '${nope}'}", "dag.pipeline=${nope} ({file}): there is no key 'nope'"),
+        (
+            "trainer: {seed: '${oc.env:NOT_SET}'}",
+            "trainer.seed=${oc.env:NOT_SET} ({file}): Environment variable 'NOT_SET' not found",
+        ),
+        (
+            "trainer: {seed: '${trainer.seed}'}",
+            "trainer.seed=${trainer.seed} ({file}): Recursive interpolation detected",
+        ),
+        (
+            "trainer: {seed: '???'}",
+            "trainer.seed=??? ({file}): Missing mandatory value: trainer.seed",
+        ),
+    ],
+)
+def test_an_interpolation_that_cannot_be_resolved_names_the_file_and_the_key_that_has_it(
+    tmp_path: Path, content: str, fault: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    start, reason = fault.replace("{file}", str(file)).split("): ")
+    assert refusal(config_file=file) == (
+        f"{start}) cannot be resolved: {reason}. Write a value, or the whole name of a key, as in "
+        "${trainer.seed}."
+    )
+
+
+def test_an_open_interpolation_is_refused_in_one_line_with_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("trainer: {seed: '${trainer.'}")
+    message = refusal(config_file=file)
+    assert "(key trainer.seed). Write texts, numbers and lists, and close every ${." in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        ("trainer:\n", "trainer ({file}) is empty: choose an option (atari_like, "),
+        (
+            "actor_rollout_ref:\n  actor:\n",
+            "actor_rollout_ref.actor ({file}) is empty: write keys below it, such as "
+            "actor_rollout_ref.actor.strategy, or remove it.",
+        ),
+    ],
+)
+def test_an_empty_group_is_refused_with_the_remedy(
+    tmp_path: Path, content: str, remedy: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    assert remedy.replace("{file}", str(file)) in refusal(config_file=file)
+
+
+@pytest.mark.parametrize(
     "overrides",
     [
         [],
