@@ -47,6 +47,7 @@ from siirl.reporting.agent_folders import hint, run_of_recordings
 from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.console import cell, narrow_table
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
+from siirl.reporting.rollout_files import ROLLOUTS_FOLDER
 from siirl.reporting.run_folder import CONFIG_FILE
 from siirl.terminal import warning_lines
 from siirl.terminal.exit_status import FAILED, exit_status
@@ -196,6 +197,12 @@ def recorded(folder: Path) -> list[Row]:
     """
     rows = [row for row in read_index(folder / VIDEOS_FOLDER) if _can_be_played(row)]
     run, _ = run_of_recordings(folder)
+    if not rows and (folder / ROLLOUTS_FOLDER).is_dir():
+        raise MissingAssetError(
+            f"{folder} is a run of a text environment, which has no simulator and no videos: its "
+            f"prompts and answers are in {folder / ROLLOUTS_FOLDER}. Type: siirl report {folder} "
+            "--rollouts"
+        )
     if not rows or not (run / CONFIG_FILE).is_file():
         raise MissingAssetError(
             f"{folder} is not a run folder with recorded episodes: give one below outputs/, of a "

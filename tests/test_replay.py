@@ -26,6 +26,7 @@ from siirl.data_coordinator.lerobot.task_names import tasks_of
 from siirl.params.parser import parse_config, to_yaml
 from siirl.replay import main, show
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder, VideoSample
+from siirl.reporting.rollout_files import ROLLOUTS_FOLDER
 from siirl.reporting.run_folder import CONFIG_FILE
 
 GOAL = 3.0
@@ -232,6 +233,18 @@ def test_an_episode_that_cannot_be_played_is_refused_with_the_reason(
     actions.unlink()
     assert main([str(run), "a/b"]) == 2
     assert "The actions of episode a/b are missing" in capsys.readouterr().err
+
+
+def test_a_run_of_text_is_refused_with_the_place_of_its_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ROLLOUTS_FOLDER).mkdir()
+    (tmp_path / CONFIG_FILE).write_text(to_yaml(parse_config(["pipeline=grpo", "env=math"])))
+    assert main([str(tmp_path)]) == 2
+    refused = capsys.readouterr().err
+    assert f"its prompts and answers are in {tmp_path / ROLLOUTS_FOLDER}" in refused
+    assert refused.endswith(f"Type: siirl report {tmp_path} --rollouts\n")
+    assert "trainer.record" not in refused  # which makes videos of simulators
 
 
 @pytest.mark.parametrize(
