@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from siirl.dag_worker.manifest import has_checkpoint
+from siirl.dag_worker.manifest import has_checkpoint, resolve_checkpoint
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
 from siirl.files.hub_place import is_hub_id, is_only_path
 from siirl.files.paths import find, why_no_file
@@ -141,9 +141,23 @@ def _model_folder(
         return
     has_weights = bool(weights) or (also is not None and any(folder.glob(also)))
     if not (folder / CONFIG_FILE).is_file() or not has_weights:
+        if also is None and (policy := _newest_policy(folder)) is not None:
+            yield MissingAssetError(
+                f"{place}={path} is the folder of a run or checkpoint; its newest policy is in "
+                f"{policy}. Type: {place}={policy}"
+            )
+            return
         missing = CONFIG_FILE if has_weights else "*.safetensors"
         yield MissingAssetError(f"{place}={path}: there is no {missing} in {folder}; {remedy}.")
     yield from _whole(weights, place=place)
+
+
+def _newest_policy(folder: Path) -> Path | None:
+    """The policy folder of a checkpoint, or of a run's newest one; None for another folder."""
+    try:
+        return resolve_checkpoint(folder) / "actor"
+    except CheckpointError:
+        return None
 
 
 def _whole(weights: list[Path], *, place: str) -> Iterator[SiirlError]:

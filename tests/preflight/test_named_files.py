@@ -170,6 +170,18 @@ def test_a_missing_policy_folder_is_refused_with_the_remedy() -> None:
     assert "siirl warm-start" in found[0]
 
 
+@pytest.mark.parametrize("job", [(), TEXT])
+def test_a_run_given_as_policy_is_refused_with_the_folder_of_its_newest_policy(
+    job: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path, "2026-01-01", steps=2)
+    newest = run / "checkpoints" / "step_1"
+    (newest / "manifest.json").write_text("{}")
+    for place in (run, run / "checkpoints", newest):
+        (found,) = problems(*job, f"actor_rollout_ref.model.path={place}")
+        assert found.endswith(f"Type: actor_rollout_ref.model.path={newest / 'actor'}")
+
+
 @pytest.mark.parametrize("policy", list(WEIGHTS_OF_OTHERS))
 def test_a_policy_without_own_weights_is_offered_neither_new_ones_nor_a_warm_start(
     policy: str, tmp_path: Path
