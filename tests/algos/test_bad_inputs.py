@@ -179,11 +179,6 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
         for function in POLICY_LOSSES.values()
         if function.__module__.startswith("siirl.algos.")
     },
-    trajectories.executed_tokens: {
-        "finish_step_B": torch.tensor([0, 1, 2]),
-        "tokens_per_step": 2,
-        "tokens": T,
-    },
     trajectories.reward_at_finish: {"rewards_B": NUMBERS_B, "mask_BT": MASK_BT},
     clipped_value_loss: {
         **arguments(clipped_value_loss, LOSS),

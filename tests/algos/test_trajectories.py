@@ -1,4 +1,4 @@
-"""Episodes as rows of action tokens: mask, reward, and every estimator on them."""
+"""Episodes as rows of action tokens: the reward, and every estimator on them."""
 
 import pytest
 import torch
@@ -7,17 +7,12 @@ from hypothesis import given, settings
 from ragged import QUICK, SEEDS
 
 from siirl.algos import estimate_advantages
-from siirl.algos.trajectories import executed_tokens, reward_at_finish
+from siirl.algos.trajectories import reward_at_finish
 from siirl.errors import TensorError
 
 STEPS, TOKENS_PER_STEP = 4, 3
 TOKENS = STEPS * TOKENS_PER_STEP
 FEW = settings(QUICK, max_examples=5)
-
-
-def test_the_tokens_of_executed_steps_are_kept():
-    mask = executed_tokens(finish_step_B=torch.tensor([0, 1, 2]), tokens_per_step=2, tokens=5)
-    assert mask.int().tolist() == [[0, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]]
 
 
 def test_the_reward_is_at_the_last_executed_token():
@@ -44,23 +39,6 @@ def test_an_episode_without_a_token_and_without_a_reward_is_a_row_of_zeros():
     assert reward_at_finish(rewards_B=torch.tensor([0.0]), mask_BT=torch.zeros(1, 2)).tolist() == [
         [0.0, 0.0]
     ]
-
-
-@pytest.mark.parametrize("step", [-1, 3])
-def test_a_finish_outside_of_the_row_is_refused(step):
-    with pytest.raises(
-        TensorError,
-        match=(
-            f"finish_step is {step} in row 1, with 2 tokens per step: a row has 5 tokens, for 0 to "
-            "2 steps"
-        ),
-    ):
-        executed_tokens(finish_step_B=torch.tensor([0, step]), tokens_per_step=2, tokens=5)
-
-
-def test_a_finish_within_a_step_is_refused():
-    with pytest.raises(TensorError, match=r"finish_step is torch\.float32"):
-        executed_tokens(finish_step_B=torch.tensor([1.5]), tokens_per_step=2, tokens=5)
 
 
 def test_a_nan_reward_is_refused_with_its_row():
@@ -99,9 +77,7 @@ def test_every_estimator_takes_episodes(case, seed):
     }
     expected = torch.tensor(CASES[case].loop(numbers_of(columns)), dtype=torch.float64)
 
-    mask_BT = executed_tokens(
-        finish_step_B=finish_B, tokens_per_step=TOKENS_PER_STEP, tokens=TOKENS
-    )
+    mask_BT = columns["response_mask"]
     found, _ = estimate_advantages(
         name=CASES[case].name,
         available={

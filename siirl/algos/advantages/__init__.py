@@ -8,8 +8,8 @@ Each file holds a formula, without registry or ranks, and the estimator that app
 and ranks: `group_relative` (GRPO, Dr. GRPO, RLOO, OPO, GPG, CPGD), `pass_at_k`, `gae`, `reinforce`
 (REINFORCE++, ReMax). Every file of this folder is imported, so a new file needs no entry elsewhere.
 Configuration and checks read names and signatures from these files.
-`siirl.algos.trajectories` turns robot episodes into masks and token rewards, so the same formulas
-apply to them.
+`siirl.algos.trajectories` turns the reward of a robot's episode into token rewards, so the same
+formulas apply to it.
 """
 
 import importlib
