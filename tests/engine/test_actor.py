@@ -12,27 +12,19 @@ from siirl.errors import ConfigError, TensorError, UnknownNameError
 from siirl.reporting.metrics import declaration
 
 
-def updated(batch, *, engine=None, on_policy=False, **config):
+def updated(batch, *, engine=None, **config):
     """Engine and metrics after one update."""
     engine = engine or make_engine()
-    return engine, make_actor(engine, **config).update(batch, on_policy=on_policy)
+    return engine, make_actor(engine, **config).update(batch)
 
 
-def test_on_policy_ratios_are_one():
-    _, metrics = updated(trajectories(5).exclude("old_log_probs"), on_policy=True)
-    assert (metrics["actor/ppo_kl"], metrics["actor/ratio_max"], metrics["actor/pg_clipfrac"]) == (
-        0.0,
-        1.0,
-        0.0,
-    )
-
-
-def test_on_policy_is_the_same_as_computing_old_log_probs_first():
+def test_ratios_to_the_current_weights_are_one():
     batch, engine = trajectories(5), make_engine()
     batch["old_log_probs"] = make_actor(engine).compute_log_prob(batch).log_probs_BT
-    expected, _ = updated(batch, engine=engine)
-    found, _ = updated(batch.exclude("old_log_probs"), on_policy=True)
-    assert largest_difference(expected.gradients[0], found.gradients[0]) < 1e-6
+    _, metrics = updated(batch, engine=engine)
+    assert metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["actor/ratio_max"] == pytest.approx(1.0, abs=1e-6)
+    assert metrics["actor/pg_clipfrac"] == 0.0
 
 
 def test_rollout_log_probs_stand_in_for_old_ones():
@@ -46,11 +38,6 @@ def test_rollout_log_probs_stand_in_for_old_ones():
 def test_missing_old_log_probs_are_refused():
     with pytest.raises(ConfigError, match="needs old_log_probs or rollout_log_probs"):
         updated(trajectories(3).exclude("old_log_probs", "rollout_log_probs"))
-
-
-def test_on_policy_with_a_second_step_is_refused():
-    with pytest.raises(ConfigError, match="there are 1 epochs of 2 mini-batches"):
-        updated(trajectories(4).exclude("old_log_probs"), on_policy=True, ppo_mini_batch_size=2)
 
 
 def test_a_kl_without_its_column_is_refused():
@@ -139,14 +126,15 @@ def test_gspo_trains():
 
 
 def test_good_tokens_become_likelier_and_bad_ones_rarer():
-    batch, engine = trajectories(6).exclude("old_log_probs", "rollout_log_probs"), make_engine()
+    batch, engine = trajectories(6), make_engine()
     actor = make_actor(engine)
     batch["advantages"] = (
         torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])[:, None].expand(6, 12).clone()
     )
     before = actor.compute_log_prob(batch).log_probs_BT
     for _ in range(20):
-        actor.update(batch, on_policy=True)
+        batch["old_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
+        actor.update(batch)
     gain = (actor.compute_log_prob(batch).log_probs_BT - before) * batch["advantages"]
     assert float(gain.sum()) > 1.0
 

@@ -306,7 +306,7 @@ def test_nan_log_probs_are_not_blamed_on_the_loss(registries):
 def test_a_selection_sees_the_policy_as_it_is_before_the_step():
     """With distant old log-probs every token is clipped, and Clip-Cov has no candidate.
 
-    On policy it has candidates.
+    With those of the current weights it has candidates.
     """
     batch, engine = trajectories(6), make_engine()
     options = {
@@ -317,12 +317,8 @@ def test_a_selection_sees_the_policy_as_it_is_before_the_step():
     batch["old_log_probs"] = torch.full((6, 12), -50.0)
     actor = make_actor(engine, **options)
     assert actor.update(batch)["actor/selected_share"] == 0.0
-    assert (
-        actor.update(batch.exclude("old_log_probs", "rollout_log_probs"), on_policy=True)[
-            "actor/selected_share"
-        ]
-        == 1.0
-    )
+    batch["old_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
+    assert actor.update(batch)["actor/selected_share"] == 1.0
 
 
 def test_a_nan_is_refused_before_a_selection_is_made():
@@ -346,7 +342,7 @@ def test_an_entropy_that_is_not_finite_is_named():
     for coefficient in (0, 0.01):
         loss = resolved("pipeline=grpo", f"{ACTOR}.entropy_coef={coefficient}")
         with pytest.raises(TensorError, match="entropy is nan"):
-            loss.of_micro_batch(scores, rows, old_column=None, gap=False, version=None)
+            loss.of_micro_batch(scores, rows, old_column="old_log_probs", gap=False, version=None)
 
 
 def test_an_entropy_without_a_weight_has_no_gradient():
@@ -356,5 +352,7 @@ def test_an_entropy_without_a_weight_has_no_gradient():
         entropy_BT = zeros_BT.clone().requires_grad_()
         scores = TokenScores(zeros_BT.clone().requires_grad_(), entropy_BT)
         loss = resolved("pipeline=grpo", f"{ACTOR}.entropy_coef={coefficient}")
-        loss.of_micro_batch(scores, rows, old_column=None, gap=False, version=None).loss.backward()
+        loss.of_micro_batch(
+            scores, rows, old_column="old_log_probs", gap=False, version=None
+        ).loss.backward()
         assert (entropy_BT.grad is None) == (coefficient == 0)

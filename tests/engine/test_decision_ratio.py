@@ -128,8 +128,8 @@ def test_the_longest_response_has_the_decisions_that_its_tokens_begin(tokens, de
 def test_the_gap_of_acting_and_training_remains_that_of_tokens():
     rows = trajectories(2)
     rows["rollout_log_probs"] = rows["old_log_probs"]
-    by_token = make_actor(make_engine()).update(rows, on_policy=True)
-    by_decision = decision_actor(make_engine()).update(rows, on_policy=True)
+    by_token = make_actor(make_engine()).update(rows)
+    by_decision = decision_actor(make_engine()).update(rows)
     for name in ("rollout/log_prob_gap", "rollout/log_prob_gap_mean"):
         assert by_decision[name] == pytest.approx(by_token[name])
 

@@ -3,8 +3,7 @@
 `siirl.engine.actor.actor_loss` defines a token's loss, the scorer of the domain computes its
 log-prob, and the batch holds its advantage.
 
-Old log-probs come from the first of these sources: the column `old_log_probs`; with `on_policy`,
-the current ones, detached; the column `rollout_log_probs`.
+Old log-probs come from the column `old_log_probs`, or without it from `rollout_log_probs`.
 
 The learning rate may follow the measured KL (`next_rate_factor`). A run whose acting and training
 log-probs differ by more than rounding is stopped (`require_agreement`).
@@ -103,16 +102,12 @@ class Actor:
             require_finite(log_probs=result_B2T[:, 0], entropy=result_B2T[:, 1])
         return TokenScores(log_probs_BT=result_B2T[:, 0], entropy_BT=result_B2T[:, 1])
 
-    def update(
-        self, batch: TensorDict, *, on_policy: bool = False, policy_version: int | None = None
-    ) -> Metrics:
+    def update(self, batch: TensorDict, *, policy_version: int | None = None) -> Metrics:
         """All optimiser steps of a training step; every rank calls it, even without rows.
 
         Args:
             batch: This rank's rows with `advantages`, `response_mask`, the scorer's columns,
                 `ref_log_prob` if KL is in the loss, and old log-probs (see the module).
-            on_policy: The current weights generated every row, and this is their only update, so
-                their detached log-probs are the old ones.
             policy_version: Version of the current weights; rows of other versions are left out of
                 `rollout/log_prob_gap` and its mean. None: no row is left out.
 
@@ -120,10 +115,10 @@ class Actor:
             Metrics over all ranks, the same on every rank.
 
         Raises:
-            ConfigError: A missing column, or `on_policy` with more than one optimiser step.
+            ConfigError: A missing column.
             TensorError: Bad numbers on this rank; InvariantError on the others.
         """
-        old_column = self._old_column(batch, on_policy)
+        old_column = self._old_column(batch)
         # a selection needs the unique ids
         columns = with_bool_masks(
             batch if self.loss.selects else without_texts(batch), ranks=self.engine.ranks
@@ -138,11 +133,6 @@ class Actor:
                 generator=self.generator,
                 owned=owned,
             )
-            if on_policy and (len(parts) > 1 or self.config.ppo_epochs > 1):
-                raise ConfigError(
-                    f"on_policy means one optimiser step, but there are {self.config.ppo_epochs} "
-                    f"epochs of {len(parts)} mini-batches: compute old_log_probs first."
-                )
             for number, rows in enumerate(parts):
                 # The weights equal those of the rollout only before the first step.
                 acted = epoch == 0 and number == 0
@@ -188,7 +178,7 @@ class Actor:
         self.generator.set_state(state["generator"])
         self.engine.rate_factor = state.get("rate_factor", 1.0)  # older checkpoints have none
 
-    def _old_column(self, batch: TensorDict, on_policy: bool) -> str | None:
+    def _old_column(self, batch: TensorDict) -> str:
         needed = ["advantages", "response_mask"]
         if self.loss.uses_kl:
             needed.append("ref_log_prob")
@@ -207,20 +197,15 @@ class Actor:
             )
         if "old_log_probs" in batch:
             return "old_log_probs"
-        if on_policy:
-            return None
         if "rollout_log_probs" not in batch:
-            raise ConfigError(
-                "The actor's update needs old_log_probs or rollout_log_probs, or on_policy=True "
-                "if one step follows a rollout."
-            )
+            raise ConfigError("The actor's update needs old_log_probs or rollout_log_probs.")
         return "rollout_log_probs"
 
     def _step(
         self,
         rows: TensorDict,
         loss: Callable[[TokenScores, TensorDict], LossSum],
-        old_column: str | None,
+        old_column: str,
     ) -> TrainStep:
         """Take one optimiser step; none if neither an advantage nor another term has a gradient.
 
@@ -243,7 +228,7 @@ class Actor:
             rows, loss, self.loss.weight, weight=weight, sums_tokens=self.loss.sums_tokens
         )
 
-    def _with_selection(self, rows: TensorDict, old_column: str | None) -> TensorDict:
+    def _with_selection(self, rows: TensorDict, old_column: str) -> TensorDict:
         """Add the column of tokens that the loss selects over the whole mini-batch.
 
         The selection uses the current weights.

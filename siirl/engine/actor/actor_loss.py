@@ -182,12 +182,10 @@ class ActorLoss:
         executed = executed_decisions(rows["response_mask"], tokens=self.decision_tokens)
         return aggregation_weight(mask_BT=executed, mode=self.aggregation)
 
-    def check_columns(self, rows: TensorDict, old_column: str | None) -> None:
+    def check_columns(self, rows: TensorDict, old_column: str) -> None:
         """Refuse numbers of this rank that would fail in a selection over all ranks."""
         kept_BT = as_bool_mask(rows["response_mask"])
-        columns = {"advantages": rows["advantages"]} | (
-            {} if old_column is None else {old_column: rows[old_column]}
-        )
+        columns = {name: rows[name] for name in ("advantages", old_column)}
         require_same_shape(response_mask=kept_BT, **columns)
         require_finite(mask=kept_BT, **columns)
 
@@ -196,7 +194,7 @@ class ActorLoss:
         rows: TensorDict,
         *,
         log_probs_BT: torch.Tensor,
-        old_column: str | None,
+        old_column: str,
         place_B: torch.Tensor,
         generator: Any,
         ranks: Ranks,
@@ -204,9 +202,7 @@ class ActorLoss:
         """Bool [B, T]: this rank's tokens that the loss treats differently (`select_tokens`)."""
         available = {
             "log_probs_BT": log_probs_BT,
-            "old_log_probs_BT": log_probs_BT
-            if old_column is None
-            else rows[old_column].to(log_probs_BT.dtype),
+            "old_log_probs_BT": rows[old_column].to(log_probs_BT.dtype),
             "advantages_BT": rows["advantages"],
             "mask_BT": as_bool_mask(rows["response_mask"]),
             "place_B": place_B,
@@ -222,7 +218,7 @@ class ActorLoss:
         scores: TokenScores,
         rows: TensorDict,
         *,
-        old_column: str | None,
+        old_column: str,
         gap: bool,
         version: int | None,
     ) -> LossSum:
@@ -231,7 +227,7 @@ class ActorLoss:
         Args:
             scores: Scores of the current weights, with gradient.
             rows: The micro-batch.
-            old_column: Column of old log-probs; None: the current ones, detached.
+            old_column: Column of old log-probs.
             gap: Whether the weights are those of rollout, so that training and rollout log-probs
                 can be compared.
             version: Version of these weights; rows of other versions are left out of the
@@ -246,9 +242,7 @@ class ActorLoss:
             scores, rows = of_decisions(scores, rows, tokens=self.decision_tokens)
         kept_BT = as_bool_mask(rows["response_mask"])
         log_probs_BT = scores.log_probs_BT
-        old_BT = (
-            log_probs_BT.detach() if old_column is None else rows[old_column].to(log_probs_BT.dtype)
-        )
+        old_BT = rows[old_column].to(log_probs_BT.dtype)
         # Check log-probs first, so that a user's loss is not blamed for the model's.
         log_ratio_BT = log_ratio(
             log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT
@@ -406,15 +400,11 @@ def _parameters(name: str) -> dict[str, Any]:
     return {key: parameter.default for key, parameter in parameters.items()}
 
 
-def _approx_kl(
-    scores: TokenScores, rows: TensorDict, old_column: str | None
-) -> dict[str, torch.Tensor]:
+def _approx_kl(scores: TokenScores, rows: TensorDict, old_column: str) -> dict[str, torch.Tensor]:
     """Sum over tokens of the k3 estimate of the update's KL (http://joschu.net/blog/kl-approx.html).
 
     It is never negative; the mean of a few `-log ratio` may be, after an update that went far.
     """
-    if old_column is None:
-        return {APPROX_KL: scores.log_probs_BT.new_zeros(())}
     log_ratio_BT = log_ratio(
         log_probs_BT=scores.log_probs_BT.detach(),
         old_log_probs_BT=rows[old_column].to(scores.log_probs_BT.dtype),
