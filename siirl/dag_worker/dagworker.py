@@ -273,6 +273,7 @@ class DAGWorker:
             leave(self.ranks)
 
     def _run_training_step(self) -> None:
+        # milliseconds; the state_dict of a user's reward may be the memory that the step changes
         self._before = copy.deepcopy(self.groups.state())
         self.groups.begin_step(self.global_steps)
         if self.config.trainer.total_steps is not None:
