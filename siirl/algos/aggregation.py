@@ -32,6 +32,10 @@ class Aggregation:
     """Whether the weight of a batch is its number of kept tokens; otherwise its number of rows with
     a kept token.
     """
+    sums_tokens: bool = False
+    """Whether the numerator is a sum of terms of single tokens, so that micro-batches may cut
+    rows.
+    """
     needs_horizon: bool = False
     """Whether the numerator is divided by a fixed length."""
 
@@ -46,14 +50,16 @@ _row_means = functools.partial(masked_mean, axis=-1)
 
 AGGREGATIONS: dict[str, Aggregation] = {
     # Every token counts the same, so long rows count more (DAPO, arXiv 2503.14476, section 3.3).
-    "token-mean": Aggregation(rows_B=_row_sums, per_token=True),
-    "seq-mean-token-sum": Aggregation(rows_B=_row_sums, per_token=False),
+    "token-mean": Aggregation(rows_B=_row_sums, per_token=True, sums_tokens=True),
+    "seq-mean-token-sum": Aggregation(rows_B=_row_sums, per_token=False, sums_tokens=True),
     # Every row counts the same (GRPO, arXiv 2402.03300, equation 3; GSPO, arXiv 2507.18071,
     # equation 5).
     "seq-mean-token-mean": Aggregation(rows_B=_row_means, per_token=False),
     # A fixed length instead of the row's own, and the number of rows (Dr. GRPO, arXiv 2503.20783,
     # section 3.2 and listing 1).
-    "seq-mean-token-sum-norm": Aggregation(rows_B=_row_sums, per_token=False, needs_horizon=True),
+    "seq-mean-token-sum-norm": Aggregation(
+        rows_B=_row_sums, per_token=False, sums_tokens=True, needs_horizon=True
+    ),
 }
 
 

@@ -49,6 +49,20 @@ def test_modes_by_hand(mode, expected):
     assert whole(loss, torch.tensor([[1, 1], [1, 0]]), mode).item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_only_sums_of_tokens_do_not_depend_on_a_cut_of_the_rows(mode):
+    loss = torch.tensor([[1.0, 2.0, 6.0]])
+
+    def numerator(columns):
+        part = loss[:, columns]
+        return aggregate_loss(
+            loss_BT=part, mask_BT=torch.ones_like(part), mode=mode, denominator=1.0, horizon=HORIZON
+        )
+
+    apart = numerator([0, 1]) + numerator([2])
+    assert torch.equal(apart, numerator([0, 1, 2])) == AGGREGATIONS[mode].sums_tokens
+
+
 @QUICK
 @given(seed=SEEDS)
 @pytest.mark.parametrize("mode", AGGREGATIONS)

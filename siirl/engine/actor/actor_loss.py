@@ -54,9 +54,6 @@ BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 ALGOS = "siirl.algos."
 DECISION = "decision"
 
-# Aggregations that add tokens up.
-SUMS = frozenset({"token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"})
-
 
 class ActorLoss:
     """A configured loss.
@@ -147,7 +144,7 @@ class ActorLoss:
         """
         return (
             self.traits.token_by_token
-            and self.aggregation in SUMS
+            and AGGREGATIONS[self.aggregation].sums_tokens
             and self.config.importance.level in (None, "token")
         )
 
