@@ -100,15 +100,7 @@ def test_rows_without_advantage_are_left_out_of_the_passes_and_not_of_the_denomi
 @pytest.mark.parametrize("loss", ["cpgd", "kl_cov", "towards_old"])
 def test_a_loss_with_a_gradient_without_advantages_takes_its_step(registries, loss):
     @register_policy_loss("towards_old")
-    def compute_distance(
-        old_log_prob,
-        log_prob,
-        advantages,
-        response_mask,
-        loss_agg_mode="token-mean",
-        config=None,
-        rollout_is_weights=None,
-    ):
+    def compute_distance(old_log_prob, log_prob, response_mask, loss_agg_mode):
         zero = torch.zeros(())
         distance = (log_prob - old_log_prob) ** 2
         return agg_loss(distance, response_mask, loss_agg_mode), zero, zero, zero
@@ -272,15 +264,7 @@ def test_a_users_loss_of_the_documents_form_has_the_gradient_of_our_own_however_
 
 def test_a_users_loss_that_writes_into_its_arguments_changes_no_later_epoch(registries):
     @register_policy_loss("writing")
-    def compute_writing_loss(
-        old_log_prob,
-        log_prob,
-        advantages,
-        response_mask,
-        loss_agg_mode="token-mean",
-        config=None,
-        rollout_is_weights=None,
-    ):
+    def compute_writing_loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode):
         loss = -advantages.mul_(2) * torch.exp((log_prob - old_log_prob) * response_mask)
         zero = torch.zeros(())
         return agg_loss(loss, response_mask, loss_agg_mode), zero, zero, zero

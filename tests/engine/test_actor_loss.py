@@ -227,13 +227,7 @@ def test_a_loss_of_the_documents_form_gets_importance_weights_as_an_argument(reg
 
     @register_policy_loss("weighted")
     def compute_weighted_loss(
-        old_log_prob,
-        log_prob,
-        advantages,
-        response_mask,
-        loss_agg_mode,
-        config,
-        rollout_is_weights=None,
+        log_prob, advantages, response_mask, loss_agg_mode, rollout_is_weights=None
     ):
         seen.append(rollout_is_weights)
         zero = torch.zeros(())
