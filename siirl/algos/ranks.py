@@ -5,14 +5,13 @@ rows would give different results on two ranks and on one. `siirl.engine.trainin
 implements the interface for several processes.
 """
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
 from siirl.errors import TensorError
-
-Found = TypeVar("Found")
 
 
 class Ranks(Protocol):
@@ -52,13 +51,13 @@ class OneRank:
 ALONE = OneRank()
 
 
-def together(kernel: Callable[[], Found], *, ranks: Ranks) -> Found:
-    """`kernel()`; if one rank rejects its numbers, all ranks raise, so that none waits for it."""
+@contextmanager
+def reject_on_all_ranks(ranks: Ranks) -> Iterator[None]:
+    """Raise on every rank if the block rejects the numbers of any, so that none waits for it."""
     try:
-        found = kernel()
+        yield
     except TensorError:
         ranks.sum(torch.ones(()))
         raise
     if float(ranks.sum(torch.zeros(()))):
         raise TensorError("Another rank rejected its numbers; its own message names the row.")
-    return found

@@ -17,7 +17,7 @@ import torch
 
 from siirl.algos.advantages.advantage_registry import Result, register_adv_est
 from siirl.algos.advantages.whitening import whiten_advantages
-from siirl.algos.ranks import ALONE, Ranks, together
+from siirl.algos.ranks import ALONE, Ranks, reject_on_all_ranks
 from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError
 
@@ -282,32 +282,23 @@ def compute_gae_advantage_return(
     Rows with `bootstrap_values` get the value of the state after their last decision
     (`with_bootstrap`). Returns are not whitened.
     """
-
-    def rewards() -> torch.Tensor:
-        if bootstrap_values is None:
-            return token_level_rewards
-        return with_bootstrap(
-            rewards_BT=token_level_rewards,
-            mask_BT=response_mask,
-            bootstrap_B=bootstrap_values,
-            gamma=gamma,
-        )
-
     kernel = (
         gae_advantage
         if value_mask is None
         else functools.partial(gae_of_decisions, value_mask_BT=value_mask)
     )
-    advantages_BT, returns_BT = together(
-        lambda: kernel(
-            rewards_BT=rewards(),
-            values_BT=values,
-            mask_BT=response_mask,
-            gamma=gamma,
-            lam=lam,
-        ),
-        ranks=ranks,
-    )
+    rewards_BT = token_level_rewards
+    with reject_on_all_ranks(ranks):
+        if bootstrap_values is not None:
+            rewards_BT = with_bootstrap(
+                rewards_BT=rewards_BT,
+                mask_BT=response_mask,
+                bootstrap_B=bootstrap_values,
+                gamma=gamma,
+            )
+        advantages_BT, returns_BT = kernel(
+            rewards_BT=rewards_BT, values_BT=values, mask_BT=response_mask, gamma=gamma, lam=lam
+        )
     return whiten_advantages(
         advantages_BT, response_mask, how=adv_whitening, ranks=ranks
     ), returns_BT

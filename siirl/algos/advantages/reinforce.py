@@ -8,7 +8,7 @@ from siirl.algos.advantages.advantage_registry import Index, Result, register_ad
 from siirl.algos.advantages.gae import gae_advantage
 from siirl.algos.advantages.group_relative import compute_dr_grpo_outcome_advantage
 from siirl.algos.advantages.whitening import whiten_advantages
-from siirl.algos.ranks import ALONE, Ranks, together
+from siirl.algos.ranks import ALONE, Ranks, reject_on_all_ranks
 from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite
 from siirl.errors import TensorError
 
@@ -45,12 +45,10 @@ def compute_reinforce_plus_plus_outcome_advantage(
     It needs no group. The KL to the reference policy belongs in the reward
     (`algorithm.use_kl_in_reward`). Returns are not whitened.
     """
-    returns_BT = together(
-        lambda: discounted_returns(
+    with reject_on_all_ranks(ranks):
+        returns_BT = discounted_returns(
             rewards_BT=token_level_rewards, mask_BT=response_mask, gamma=gamma
-        ),
-        ranks=ranks,
-    )
+        )
     return whiten_advantages(returns_BT, response_mask, how=adv_whitening, ranks=ranks), returns_BT
 
 
@@ -105,12 +103,11 @@ def compute_remax_outcome_advantage(
             f"reward_baselines has {len(reward_baselines)} entries and token_level_rewards "
             f"{len(token_level_rewards)} rows."
         )
-
-    def returns() -> torch.Tensor:
+    with reject_on_all_ranks(ranks):
         require_finite(reward_baselines=reward_baselines)
-        return discounted_returns(rewards_BT=token_level_rewards, mask_BT=response_mask, gamma=1.0)
-
-    returns_BT = together(returns, ranks=ranks)
+        returns_BT = discounted_returns(
+            rewards_BT=token_level_rewards, mask_BT=response_mask, gamma=1.0
+        )
     baselines_BT = reward_baselines[:, None].expand_as(returns_BT).to(returns_BT.dtype)
     return torch.where(
         as_bool_mask(response_mask), returns_BT - baselines_BT, torch.zeros_like(returns_BT)
