@@ -249,7 +249,7 @@ def build_groups(
         played_by={group: config_of_group(config, group).env.played_by for group in groups},
         lockstep=config.trainer.deterministic,
     )
-    checkpoints = _together(groups.values(), run_folder, ranks)
+    checkpoints = _joint_checkpoints(groups.values(), run_folder, ranks)
     return AgentGroups(groups, checkpoints, drawing, rollouts)
 
 
@@ -290,7 +290,7 @@ def assign_seats(
             assign_engines(rollout, players, lockstep=lockstep)
 
 
-def _together(
+def _joint_checkpoints(
     groups: Iterable[WorkerComponents], run_folder: Path, ranks: Collectives
 ) -> CheckpointManager:
     managers = [components.checkpoints for components in groups]

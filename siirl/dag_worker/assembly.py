@@ -80,7 +80,9 @@ def build_components(
     make = builder_of(config, pool.spec, ranks=ranks, device=device)
     if shares is not None and not isinstance(make, TextBuilder):
         raise InvariantError("Agent groups of robots cannot share weights.")
-    of_rollouts = _Place(pool=pool, ranks=ranks, folder=place.folder, first_step=first_step)
+    of_rollouts = _RolloutArguments(
+        pool=pool, ranks=ranks, folder=place.folder, first_step=first_step
+    )
     if shares is None:
         rollouts, trained_model, weights = _with_own_weights(
             make, of_rollouts, with_critic=with_critic, updates=updates
@@ -113,7 +115,7 @@ def build_components(
     return WorkerComponents(context, rollouts.rollout, validator, rollouts.episode_log, manager)
 
 
-class _Place(TypedDict):
+class _RolloutArguments(TypedDict):
     """Arguments that builders of rollouts have in common."""
 
     pool: EnvPool
@@ -123,26 +125,26 @@ class _Place(TypedDict):
 
 
 def _with_own_weights(
-    make: RankBuilder, place: _Place, *, with_critic: bool, updates: Updates
+    make: RankBuilder, arguments: _RolloutArguments, *, with_critic: bool, updates: Updates
 ) -> tuple[Rollouts, TrainedModel, WeightSync]:
     module = make.load()
-    rollouts = make.rollouts(make.acting(module), **place)
+    rollouts = make.rollouts(make.acting(module), **arguments)
     trained_model = make.trained_model(module, with_critic=with_critic, updates=updates)
     weights = WeightSync(
         trained=trained_model.actor.engine,
         acting=rollouts.acting,
         engine=rollouts.rollout.engine,
-        ranks=place["ranks"],
+        ranks=arguments["ranks"],
     )
     return rollouts, trained_model, weights
 
 
 def _with_shared_weights(
-    make: TextBuilder, place: _Place, *, owner: WorkerComponents
+    make: TextBuilder, arguments: _RolloutArguments, *, owner: WorkerComponents
 ) -> tuple[Rollouts, TrainedModel, WeightSync]:
     trained_model = with_weights_of(owner, make)
     engine = cast(TextEngine, owner.rollout.engine)
-    rollouts = make.rollouts_of(engine, trained_model.module, **place)
+    rollouts = make.rollouts_of(engine, trained_model.module, **arguments)
     return rollouts, trained_model, owner.context.weights
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from siirl.data_coordinator.protocol.join import join_batches, positions_in, same_rows, together
+from siirl.data_coordinator.protocol.join import append_rows, join_batches, positions_in, same_rows
 from siirl.errors import ConfigError
 from siirl.execution.dag import Node, NodeOutput, NodeStatus, TaskGraph
 from siirl.execution.dag.resource_groups import acts, trains
@@ -162,8 +162,8 @@ class Dataflow:
             if not output.more_prompts:
                 break
             more, fresh = self._refill(node, this, prompts=output.more_prompts)
-            before = together(before, more)
-            rows, started = together(output.batch, more), None
+            before = append_rows(before, more)
+            rows, started = append_rows(output.batch, more), None
             writers = {**writers, **fresh}
         if undeclared:
             self.graph.check_columns(loader_columns=self.graph.loader_columns)
@@ -175,9 +175,9 @@ class Dataflow:
         """Raise ConfigError if `node` changed in place a tensor that other nodes will read."""
         if not changed:
             return
-        shared = {_place(value) for held in self._unread(node, this) for value in held.values()}
+        shared = {_address(value) for held in self._unread(node, this) for value in held.values()}
         for name in changed:
-            if _place(rows[name]) in shared - {None}:
+            if _address(rows[name]) in shared - {None}:
                 raise ConfigError(
                     f"Node {node.node_id!r} changed the column {name!r} in place, and other "
                     "nodes share the tensor. Assign a new one: "
@@ -203,7 +203,7 @@ class Dataflow:
             prompts = this.prompts[node.agent_group]
             writers = {str(name): LOADER for name in prompts.keys()}
             for more in this.further.get(node.node_id, ()):
-                prompts = together(prompts, more)
+                prompts = append_rows(prompts, more)
             return prompts, writers
         batches = [this.outputs[name] for name in names]
         known = {name: this.writers[name] for name in names if name in this.writers}
@@ -269,7 +269,7 @@ class Dataflow:
             self._run(earlier, refill)
             if earlier.node_id in kept:
                 name = earlier.node_id
-                this.outputs[name] = together(kept[name], refill.outputs[name])
+                this.outputs[name] = append_rows(kept[name], refill.outputs[name])
         rows = self._input(node, refill)  # draws prompts if `node` is an entry node
         for name in others:
             drawn = refill.prompts.get(self.graph.nodes[name].agent_group)
@@ -338,7 +338,7 @@ def running_order(graph: TaskGraph) -> list[tuple[Node, bool]]:
         if not between:
             continue
         steps.remove((node, False))
-        place = next(
+        position = next(
             (
                 at
                 for at, (other, begins) in enumerate(steps)
@@ -346,7 +346,7 @@ def running_order(graph: TaskGraph) -> list[tuple[Node, bool]]:
             ),
             len(steps),
         )
-        steps.insert(place, (node, False))
+        steps.insert(position, (node, False))
         first = next(at for at, (other, _) in enumerate(steps) if other.node_id == between[0])
         steps.insert(first, (node, True))
     return steps
@@ -385,7 +385,7 @@ def _versions(batch: TensorDict) -> dict[str, int]:
     }
 
 
-def _place(value: Any) -> int | None:
+def _address(value: Any) -> int | None:
     """Address of a column's data; None if it has none."""
     numbers = isinstance(value, torch.Tensor) and value.numel() > 0
     return value.untyped_storage().data_ptr() if numbers else None

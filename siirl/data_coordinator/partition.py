@@ -170,7 +170,7 @@ def _move_surplus(
         else:
             continue
         part_N[rows[given]] = NOWHERE
-    _place(part_N, work_N, parts=parts, quota=quota)
+    _fill_lightest(part_N, work_N, parts=parts, quota=quota)
     return _exchange(part_N, work_N, parts=parts, cap=cap, equal_counts=quota is not None)
 
 
@@ -183,7 +183,7 @@ def _window(work_M: Integers, *, count: int, wanted: float) -> Integers:
     return order[start : start + count]
 
 
-def _place(part_N: Integers, work_N: Integers, *, parts: int, quota: int | None) -> None:
+def _fill_lightest(part_N: Integers, work_N: Integers, *, parts: int, quota: int | None) -> None:
     """Give each row without a part, heaviest first, to the least loaded part that has room."""
     homeless = np.flatnonzero(part_N == NOWHERE)
     placed_N = part_N[part_N != NOWHERE]
@@ -226,8 +226,8 @@ def _nearest_labels(
     for group, rows in enumerate(by_work):
         group_N[list(rows)] = group
     at_home = np.flatnonzero((home_N >= 0) & (home_N < parts))
-    pairs, place = np.unique(group_N[at_home] * parts + home_N[at_home], return_inverse=True)
-    held = np.bincount(place, weights=bytes_N[at_home], minlength=len(pairs))
+    pairs, pair_of_row = np.unique(group_N[at_home] * parts + home_N[at_home], return_inverse=True)
+    held = np.bincount(pair_of_row, weights=bytes_N[at_home], minlength=len(pairs))
     label: dict[int, int] = {}
     free = set(range(parts))
     for pair in pairs[np.lexsort((pairs, -held))].tolist():

@@ -40,9 +40,9 @@ class Waiters:
             TimeoutError: No result after `timeout` seconds.
         """
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        place = (attempt, result)
+        call = (attempt, result)
         self._lines.setdefault(key.node, {}).setdefault(key, {}).setdefault(wish, deque()).append(
-            place
+            call
         )
         try:
             async with asyncio.timeout(timeout):
@@ -52,7 +52,7 @@ class Waiters:
                 return result.result()
             raise
         finally:
-            self._leave(key, wish, place)
+            self._leave(key, wish, call)
 
     def serve(self, key: QueueKey) -> int:
         """Resolve all calls that can proceed, or fail them with their attempts' errors; returns how
@@ -80,11 +80,11 @@ class Waiters:
         waiting.set_result(result)
         return True
 
-    def _leave(self, key: QueueKey, wish: tuple[Any, ...], place: Any) -> None:
+    def _leave(self, key: QueueKey, wish: tuple[Any, ...], call: Any) -> None:
         line = self._lines.get(key.node, {}).get(key, {}).get(wish)
-        if line is None or place not in line:
+        if line is None or call not in line:
             return
-        line.remove(place)
+        line.remove(call)
         if not line:
             self._drop(key, wish)
 

@@ -43,8 +43,8 @@ class PlannedWeights:
         """Digest of names, shapes and the first bytes of every tensor, equal for equal files."""
         digest = hashlib.sha256()
         for name in sorted(self.stored.tensors):
-            place = self.stored.tensors[name]
-            digest.update(f"{name} {place.dtype} {place.shape}".encode() + place.first_bytes())
+            tensor = self.stored.tensors[name]
+            digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + tensor.first_bytes())
         for name in sorted(self.further):
             digest.update(f"{name} {checksum({name: self.further[name]})}".encode())
         return digest.hexdigest()

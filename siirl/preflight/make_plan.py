@@ -106,7 +106,7 @@ def make_plan(
     )
 
 
-def together(plans: Mapping[int, Plan], *, shared: Mapping[int, int]) -> Plan:
+def plan_of_groups(plans: Mapping[int, Plan], *, shared: Mapping[int, int]) -> Plan:
     """The plan of a run from those of its agent groups.
 
     Args:

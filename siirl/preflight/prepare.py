@@ -38,7 +38,7 @@ from siirl.preflight.machine import (
     machine_problems,
     total_memory_bytes,
 )
-from siirl.preflight.make_plan import make_plan, together
+from siirl.preflight.make_plan import make_plan, plan_of_groups
 from siirl.preflight.memory import episodes_of_training, simulation_problems
 from siirl.preflight.plan import Machine, Plan, ResumePoint
 from siirl.preflight.resume_checks import (
@@ -108,7 +108,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
             groups=groups,
             player=None if player == group else (player, config_of_group(config, player)),
         )
-    plan = together(plans, shared=owners(config.agents))
+    plan = plan_of_groups(plans, shared=owners(config.agents))
     return PreparedJob(graph=graph, plan=plan, warnings=tuple(dict.fromkeys(warnings)))
 
 

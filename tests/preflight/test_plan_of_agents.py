@@ -9,7 +9,7 @@ from siirl.dag_worker.agent_groups import updates_of
 from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
 from siirl.params.parser import parse_config
 from siirl.params.training_args import SiiRLArguments
-from siirl.preflight.make_plan import make_plan, together
+from siirl.preflight.make_plan import make_plan, plan_of_groups
 from siirl.preflight.plan import Machine, Plan
 from siirl.preflight.plan_text import render
 from tests.preflight.camera_spec import SPEC
@@ -90,7 +90,7 @@ def test_the_learning_rate_is_planned_for_the_steps_of_the_plan() -> None:
 
 
 def test_the_plan_of_both_says_that_numbers_vary_and_whose_episodes_they_are(both) -> None:
-    text = " ".join(render(together(both, shared={})).split())
+    text = " ".join(render(plan_of_groups(both, shared={})).split())
     assert "agent 0 a step 4 prompts x 2 rollouts x 2 roles = at most 16 trajectories" in text
     assert "agent 1 environments none: it trains on the episodes of agent 0" in text
     assert "3 steps" in text
@@ -98,7 +98,7 @@ def test_the_plan_of_both_says_that_numbers_vary_and_whose_episodes_they_are(bot
 
 
 def test_environments_are_those_of_the_agent_that_plays(both) -> None:
-    parts = dict(together(both, shared={}).needs.memory_parts)
+    parts = dict(plan_of_groups(both, shared={}).needs.memory_parts)
     assert parts["environments"] == dict(both[0].needs.memory_parts)["environments"]
     assert "agent 1's environments" not in parts
     assert parts["agent 1's policy and Adam"] > 0
@@ -123,5 +123,5 @@ def test_agents_on_prompts_of_their_own_play_their_own_episodes() -> None:
 def test_evaluations_are_those_of_all_agents_that_play(both) -> None:
     playing = dataclasses.replace(both[1], episodes_of=None)
     of_one = both[0].length.val_episodes
-    assert together(both, shared={}).length.val_episodes == of_one
-    assert together(both | {1: playing}, shared={}).length.val_episodes == 2 * of_one
+    assert plan_of_groups(both, shared={}).length.val_episodes == of_one
+    assert plan_of_groups(both | {1: playing}, shared={}).length.val_episodes == 2 * of_one

@@ -226,17 +226,17 @@ def _rollout_parts(
     """Components of an agent group; `scores` says whether one of its nodes rewards rows."""
     pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)
     make = builder_of(config, pool.spec, ranks=OneProcess(), device=device)
-    place: Any = {"pool": pool, "ranks": ranks, "folder": folder, "first_step": first_step}
+    arguments: Any = {"pool": pool, "ranks": ranks, "folder": folder, "first_step": first_step}
     if shares is None:
         dtype = acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag)
         loaded, computes = make.load(), compute_dtype(config.actor_rollout_ref.model)
         if computes is not None:
             narrow_frozen(loaded, computes)  # as the training rank does with frozen weights
         acting = acting_copy(loaded, dtype)
-        rollouts = make.rollouts(acting, **place)
+        rollouts = make.rollouts(acting, **arguments)
     else:
         assert isinstance(make, TextBuilder)
-        rollouts = make.rollouts_of(cast(TextEngine, shares.engine), shares.acting, **place)
+        rollouts = make.rollouts_of(cast(TextEngine, shares.engine), shares.acting, **arguments)
     recording = Recording(rollouts.recorder)
     rollouts = dataclasses.replace(rollouts, recorder=recording)
     rollout: Any = rollouts.rollout

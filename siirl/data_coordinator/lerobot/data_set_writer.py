@@ -161,17 +161,19 @@ class DataSetWriter:
         (meta / "stats.json").write_text(json.dumps(merged, indent=1) + "\n")
         file = meta / "episodes/chunk-000/file-000.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(pyarrow.Table.from_pylist(list(map(self._place, self._rows))), file)
+        parquet.write_table(
+            pyarrow.Table.from_pylist(list(map(self._episode_row, self._rows))), file
+        )
 
-    def _place(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _episode_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row of the episode table of v3.0."""
         number, length = row[INDEX], row[LENGTH]
         first = sum(each[LENGTH] for each in self._rows[:number])
-        place = {
+        data_file = {
             "chunk_index": number // EPISODES_A_CHUNK,
             "file_index": number % EPISODES_A_CHUNK,
         }
-        video = {**place, "from_timestamp": 0.0, "to_timestamp": length / self.fps}
+        video = {**data_file, "from_timestamp": 0.0, "to_timestamp": length / self.fps}
         videos: dict[str, Any] = {}
         for camera in self.cameras:
             videos |= {f"videos/{camera}/{name}": value for name, value in video.items()}
@@ -180,7 +182,7 @@ class DataSetWriter:
             stats |= {f"stats/{name}/{kind}": value for kind, value in found.plain().items()}
         return {
             **row,
-            **{f"data/{name}": value for name, value in place.items()},
+            **{f"data/{name}": value for name, value in data_file.items()},
             "dataset_from_index": first,
             "dataset_to_index": first + length,
             **videos,
@@ -209,12 +211,12 @@ class DataSetWriter:
         parquet.write_table(pyarrow.table(arrays), file)
 
     def _words(self, number: int) -> dict[str, int]:
-        chunk, place = divmod(number, EPISODES_A_CHUNK)
+        chunk, file = divmod(number, EPISODES_A_CHUNK)
         return {
             "episode_chunk": chunk,
             INDEX: number,
             "chunk_index": chunk,
-            "file_index": place,
+            "file_index": file,
         }
 
     def _data_file(self, number: int) -> str:

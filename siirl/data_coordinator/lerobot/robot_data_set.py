@@ -122,8 +122,8 @@ class RobotDataSet:
             """Shape of each feature."""
             for camera in self.cameras:
                 _check_picture(self.features[camera], place=f"{folder / INFO}, {camera}")
-            episodes = self._places_2() if version == "v2.1" else self._places_3()
-            self.episodes = tuple(sorted(episodes, key=lambda place: place.index))
+            episodes = self._episodes_2() if version == "v2.1" else self._episodes_3()
+            self.episodes = tuple(sorted(episodes, key=lambda episode: episode.index))
         except (ArithmeticError, AttributeError, LookupError, TypeError, _NoNumber) as error:
             raise ValueError(f"{folder / 'meta'} is incomplete: {error!r}. {REMEDY}") from error
 
@@ -154,25 +154,27 @@ class RobotDataSet:
         Raises:
             ValueError: A missing or damaged file.
         """
-        wanted = [place for place in self.episodes if episodes is None or place.index in episodes]
-        check_footers(dict.fromkeys(place.data for place in wanted))
+        wanted = [
+            episode for episode in self.episodes if episodes is None or episode.index in episodes
+        ]
+        check_footers(dict.fromkeys(episode.data for episode in wanted))
         open_videos: dict[str, VideoFile] = {}
         try:
-            for place in sorted(wanted, key=lambda place: (str(place.data), place.index)):
-                rows = self._rows(place, cameras, state)
-                kept = kept_frames(place.length, every)
+            for episode in sorted(wanted, key=lambda episode: (str(episode.data), episode.index)):
+                rows = self._rows(episode, cameras, state)
+                kept = kept_frames(episode.length, every)
                 images = [
-                    self._film(open_videos, place, camera, kept, size)
+                    self._film(open_videos, episode, camera, kept, size)
                     if camera in self._in_videos
-                    else _pictures(rows[camera], kept, size, file=place.data)
+                    else _pictures(rows[camera], kept, size, file=episode.data)
                     for camera in cameras
                 ]
                 yield RobotEpisode(
-                    index=place.index,
-                    task=place.task,
+                    index=episode.index,
+                    task=episode.task,
                     images=np.stack(images, axis=1),
-                    state=_numbers(rows, state, kept, file=place.data),
-                    actions=_numbers(rows, ACTION, kept, file=place.data),
+                    state=_numbers(rows, state, kept, file=episode.data),
+                    actions=_numbers(rows, ACTION, kept, file=episode.data),
                 )
         finally:
             for video in open_videos.values():
@@ -181,12 +183,12 @@ class RobotDataSet:
     def _film(
         self,
         open_videos: dict[str, VideoFile],
-        place: EpisodePlace,
+        episode: EpisodePlace,
         camera: str,
         kept: Sequence[int],
         size: Size | None,
     ) -> NDArray[np.uint8]:
-        file, start = place.videos[camera]
+        file, start = episode.videos[camera]
         video = open_videos.get(camera)
         if video is None or video.file != file:
             if video is not None:
@@ -197,21 +199,21 @@ class RobotDataSet:
         return video.take([first + number for number in kept])
 
     def _rows(
-        self, place: EpisodePlace, cameras: Sequence[str], state: str | None
+        self, episode: EpisodePlace, cameras: Sequence[str], state: str | None
     ) -> pyarrow.Table:
         columns = [ACTION, INDEX, *([state] if state else [])]
         columns += [camera for camera in cameras if camera not in self._in_videos]
-        table = _table(place.data, columns, filters=[(INDEX, "=", place.index)])
+        table = _table(episode.data, columns, filters=[(INDEX, "=", episode.index)])
         missing = [name for name in columns if name not in table.schema.names]
-        if missing or len(table) != place.length:
+        if missing or len(table) != episode.length:
             found = f"no {missing[0]}" if missing else f"{len(table)} frames"
             raise ValueError(
-                f"{place.data} has {found} for episode {place.index}, which has {place.length} "
-                f"frames. {REMEDY}"
+                f"{episode.data} has {found} for episode {episode.index}, which has "
+                f"{episode.length} frames. {REMEDY}"
             )
         return table
 
-    def _places_2(self) -> Iterator[EpisodePlace]:
+    def _episodes_2(self) -> Iterator[EpisodePlace]:
         for row in _lines(self.folder / "meta/episodes.jsonl"):
             index = _whole(row, INDEX)
             words = {"episode_chunk": index // _whole(self.info, "chunks_size"), INDEX: index}
@@ -229,7 +231,7 @@ class RobotDataSet:
                 },
             )
 
-    def _places_3(self) -> Iterator[EpisodePlace]:
+    def _episodes_3(self) -> Iterator[EpisodePlace]:
         part = [f"videos/{camera}/" for camera in self._in_videos]
         columns = [INDEX, "tasks", LENGTH]
         for name in ("chunk_index", "file_index"):

@@ -68,11 +68,11 @@ def positions_in(batch: TensorDict, *, of: TensorDict) -> list[int] | None:
     name = _identity([batch, of])
     if name is None:
         return None
-    place = {key: number for number, key in enumerate(_keys(batch, name))}
-    found = [place.get(key) for key in _keys(of, name)]
-    if len(place) < len(batch) or None in found:
+    row_of = {key: row for row, key in enumerate(_keys(batch, name))}
+    found = [row_of.get(key) for key in _keys(of, name)]
+    if len(row_of) < len(batch) or None in found:
         return None
-    return [number for number in found if number is not None]
+    return [row for row in found if row is not None]
 
 
 def _aligned(batches: Sequence[TensorDict]) -> list[TensorDict]:
@@ -82,13 +82,13 @@ def _aligned(batches: Sequence[TensorDict]) -> list[TensorDict]:
     leader = next((batch for batch in batches if _has(batch, SAMPLE)), batches[0])
     names = [_identity_with(leader, batch) for batch in batches]
     keys = {name: _keys(leader, name) for name in set(names)}
-    places = [_places(batch, name) for batch, name in zip(batches, names, strict=True)]
+    rows_by_key = [_row_by_key(batch, name) for batch, name in zip(batches, names, strict=True)]
     rows = list(range(len(leader)))
-    for name, place in zip(names, places, strict=True):
-        rows = [row for row in rows if keys[name][row] in place]
+    for name, row_of in zip(names, rows_by_key, strict=True):
+        rows = [row for row in rows if keys[name][row] in row_of]
     aligned = []
-    for batch, name, place in zip(batches, names, places, strict=True):
-        aligned.append(_in_order(batch, [place[keys[name][row]] for row in rows]))
+    for batch, name, row_of in zip(batches, names, rows_by_key, strict=True):
+        aligned.append(_in_order(batch, [row_of[keys[name][row]] for row in rows]))
     return aligned
 
 
@@ -128,16 +128,16 @@ def _has(batch: TensorDict, name: str) -> bool:
     return name in batch.keys()
 
 
-def _places(batch: TensorDict, name: str) -> dict[Any, int]:
+def _row_by_key(batch: TensorDict, name: str) -> dict[Any, int]:
     keys = _keys(batch, name)
-    place = {key: number for number, key in enumerate(keys)}
-    if len(place) < len(keys):
+    row_of = {key: row for row, key in enumerate(keys)}
+    if len(row_of) < len(keys):
         repeated, count = Counter(keys).most_common(1)[0]
         raise InvariantError(
             f"{count} rows of a branch have {name}={repeated!r}, so they cannot be joined with "
             "those of another branch. Each sample needs its own id."
         )
-    return place
+    return row_of
 
 
 def _keys(batch: TensorDict, name: str) -> list[Any]:
@@ -147,7 +147,7 @@ def _keys(batch: TensorDict, name: str) -> list[Any]:
     return value.tolist() if isinstance(value, torch.Tensor) else texts(batch, name)
 
 
-def together(kept: TensorDict, new: TensorDict) -> TensorDict:
+def append_rows(kept: TensorDict, new: TensorDict) -> TensorDict:
     """Rows of the previous rounds and the new one; an empty batch may lack columns."""
     if not len(kept):
         return new

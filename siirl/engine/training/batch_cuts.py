@@ -156,15 +156,15 @@ class MicroBatches:
         """
         batch = without_texts(batch)
         parts = self._parts(batch)
-        number = max(1, int(self.ranks.maximum(torch.tensor(len(parts)))))
-        for place, part in enumerate(parts, start=1):
+        count = max(1, int(self.ranks.maximum(torch.tensor(len(parts)))))
+        for number, part in enumerate(parts, start=1):
             OCCUPATION.record_progress()
             if isinstance(part, Part):
-                yield take_part(batch, part).to(self.device), part.rows, place == number
+                yield take_part(batch, part).to(self.device), part.rows, number == count
             else:
-                yield take_rows(batch, part).to(self.device), part, place == number
-        for place in range(len(parts) + 1, number + 1):
-            yield self._dummy(batch).to(self.device), (), place == number
+                yield take_rows(batch, part).to(self.device), part, number == count
+        for number in range(len(parts) + 1, count + 1):
+            yield self._dummy(batch).to(self.device), (), number == count
 
     def _dummy(self, batch: TensorDict) -> TensorDict:
         """A micro-batch for a rank that has fewer of them than another."""

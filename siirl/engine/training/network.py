@@ -32,14 +32,14 @@ def listen_towards(init_method: str) -> None:
         init_method: `tcp://host:port`, or `file:///path` for ranks that share a machine; empty for
             a single rank.
     """
-    place = urlsplit(init_method)
+    url = urlsplit(init_method)
     os.environ.setdefault(NCCL_STATE_SERVER, "0")
-    if place.scheme in ("file", ""):
+    if url.scheme in ("file", ""):
         _name(GLOO_INTERFACE, LOOPBACK)
         _name(NCCL_INTERFACE, LOOPBACK)
-    elif place.hostname and place.port:
+    elif url.hostname and url.port:
         # between machines NCCL chooses its own interface
-        _name(GLOO_INTERFACE, own_address_towards(place.hostname, place.port))
+        _name(GLOO_INTERFACE, own_address_towards(url.hostname, url.port))
 
 
 @contextmanager
@@ -69,16 +69,16 @@ def meet(
         world_size: Number of processes.
         timeout: Time limit to wait for the others, here and at each lookup.
     """
-    place = urlsplit(init_method)
-    if place.scheme == "file":
-        file = distributed.FileStore(place.path, world_size)
+    url = urlsplit(init_method)
+    if url.scheme == "file":
+        file = distributed.FileStore(url.path, world_size)
         file.set_timeout(timeout)
         return file
-    assert place.hostname and place.port
-    listener = _listener(place.hostname, place.port) if rank == 0 else None
+    assert url.hostname and url.port
+    listener = _listener(url.hostname, url.port) if rank == 0 else None
     return distributed.TCPStore(
-        place.hostname,
-        place.port,
+        url.hostname,
+        url.port,
         world_size,
         is_master=rank == 0,
         timeout=timeout,

@@ -180,7 +180,7 @@ class Node:
         """Columns that must exist before it runs: declared by its function or by the node."""
         if self.skip_reason is not None:
             return frozenset()
-        return self._together(self.requires, self._function_columns().requires) - self.waived
+        return self._union(self.requires, self._function_columns().requires) - self.waived
 
     @property
     def provided_columns(self) -> frozenset[str] | None:
@@ -193,7 +193,7 @@ class Node:
         return (
             None
             if self.provides is None and declared is None
-            else self._together(self.provides, declared)
+            else self._union(self.provides, declared)
         )
 
     @property
@@ -205,7 +205,7 @@ class Node:
         """Require those of `names` that are optional, because the configuration makes its function
         read them.
         """
-        self.requires = self._together(self.requires, self.optional_columns & frozenset(names))
+        self.requires = self._union(self.requires, self.optional_columns & frozenset(names))
 
     def check(self) -> None:
         """Import the functions and check their signatures, and `config`; UnknownNameError or
@@ -356,7 +356,7 @@ class Node:
         return output
 
     @staticmethod
-    def _together(*parts: Iterable[str] | None) -> frozenset[str]:
+    def _union(*parts: Iterable[str] | None) -> frozenset[str]:
         return frozenset().union(*(part for part in parts if part is not None))
 
     def _function_columns(self) -> Columns:

@@ -53,9 +53,9 @@ def private_environment() -> dict[str, str]:
 @contextmanager
 def private_folder() -> Iterator[Path]:
     """A new folder of mode 0700, deleted at the end; also deletes folders of killed runs."""
-    place = _place()
-    _delete_abandoned(place)
-    folder, lock = _new_locked(place)
+    parent = _parent_folder()
+    _delete_abandoned(parent)
+    folder, lock = _new_locked(parent)
     try:
         yield folder
     finally:
@@ -81,16 +81,16 @@ def keep_token_private() -> None:
         )
 
 
-def _place() -> Path:
+def _parent_folder() -> Path:
     """Ray's default folder for sessions, if the paths of its sockets fit."""
     wanted = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     return Path(wanted if len(os.fsencode(wanted)) <= LONGEST_PLACE else "/tmp")
 
 
-def _new_locked(place: Path) -> tuple[Path, int]:
+def _new_locked(parent: Path) -> tuple[Path, int]:
     """A new folder, and the descriptor that holds its lock as long as this process lives."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.is_dir():
@@ -98,9 +98,9 @@ def _new_locked(place: Path) -> tuple[Path, int]:
         os.close(lock)  # another process took it for abandoned before it was locked
 
 
-def _delete_abandoned(place: Path) -> None:
+def _delete_abandoned(parent: Path) -> None:
     """Delete this user's folders whose process has ended: their lock is free."""
-    for folder in place.glob(f"{PREFIX}????????"):
+    for folder in parent.glob(f"{PREFIX}????????"):
         with suppress(OSError):  # another user's, or being deleted by another process
             if folder.lstat().st_uid != os.getuid():
                 continue
