@@ -103,7 +103,8 @@ def check_own(distribution: ActionDistribution, *, uniforms: int) -> None:
 
     Raises:
         ConfigError: Choices that are no tensor or of another shape, other choices for the same
-            uniform numbers, or choices that depend on the numbers of another row.
+            uniform numbers, choices that depend on the numbers of another row, or choices or scores
+            that are not finite.
     """
     if type(distribution).__module__.startswith("siirl."):
         return
@@ -121,8 +122,10 @@ def check_own(distribution: ActionDistribution, *, uniforms: int) -> None:
             f"{type(distribution).__name__}.mode returned {_form(most_likely)}, and sample "
             f"{_form(first)}: both return choices, in one form."
         )
-    if not bool(torch.isfinite(first).all()):
-        return  # the engine says so
+    _require_finite(distribution, mode=most_likely, sample=first)
+    log_probs_NT = distribution.log_prob(first)
+    require_scores(distribution, log_prob=log_probs_NT)
+    _require_finite(distribution, log_prob=log_probs_NT)
     _check_draws(distribution, draw, first, uniforms_KNU)
     samples = [first]
     until = time.monotonic() + MOST_S
@@ -163,7 +166,8 @@ def _compare_entropy(distribution: ActionDistribution, samples: Sequence[torch.T
         entropy_NT = distribution.entropy()
     except NotImplementedError:  # evaluations need none
         return
-    require_scores(distribution, log_prob=distribution.log_prob(samples[0]), entropy=entropy_NT)
+    require_scores(distribution, entropy=entropy_NT)
+    _require_finite(distribution, entropy=entropy_NT)
     surprise_KT = torch.stack([-distribution.log_prob(each).double().mean(0) for each in samples])
     entropy_T, mean_T = entropy_NT.double().mean(0), surprise_KT.mean(0)
     error_T = surprise_KT.std(0) / len(samples) ** 0.5
@@ -179,6 +183,27 @@ def _compare_entropy(distribution: ActionDistribution, samples: Sequence[torch.T
             float(entropy_T[token]),
             len(samples),
             float(mean_T[token]),
+        )
+
+
+def _require_finite(distribution: ActionDistribution, **found: torch.Tensor) -> None:
+    """Raise ConfigError for NaN or infinity among the results of the methods named in `found`."""
+    for method, numbers in found.items():
+        if bool(torch.isfinite(numbers).all()):
+            continue
+        name = type(distribution).__name__
+        fields = [
+            field
+            for field, value in vars(distribution).items()
+            if isinstance(value, torch.Tensor) and bool(value.isnan().any())
+        ]
+        cause = (
+            f"the policy's forward gave it NaN as {', '.join(fields)}, so mend forward"
+            if fields
+            else f"its fields have no NaN, so mend {method}"
+        )
+        raise ConfigError(
+            f"{name}.{method} returned NaN or infinity at the first observations: {cause}."
         )
 
 

@@ -114,9 +114,27 @@ def test_what_acting_does_not_need_may_be_missing(caplog):
     assert checked(own(entropy=entropy, sample=sample), caplog) == []
 
 
-def test_samples_that_are_not_finite_are_left_to_the_engine(caplog):
-    kind = own(sample=lambda self, uniforms_NU, *, top_p=1.0: self.mean * math.nan)
-    assert checked(kind, caplog) == []
+@pytest.mark.parametrize(
+    ("method", "function"),
+    [
+        ("sample", lambda self, uniforms_NU, *, top_p=1.0: self.mean * math.nan),
+        ("mode", lambda self: self.mean * math.inf),
+        ("log_prob", lambda self, choices: Gaussian.log_prob(self, choices) * math.nan),
+        ("entropy", lambda self: Gaussian.entropy(self) * math.nan),
+    ],
+)
+def test_a_method_whose_numbers_are_not_finite_is_named(method, function, caplog):
+    message = (
+        rf"Own\.{method} returned NaN or infinity .*: its fields have no NaN, so mend {method}"
+    )
+    with pytest.raises(ConfigError, match=message):
+        checked(own(**{method: function}), caplog)
+
+
+def test_a_policy_that_gives_its_distribution_nan_is_named():
+    given = own()(MEAN * math.nan, LOG_STD)
+    with pytest.raises(ConfigError, match="the policy's forward gave it NaN as mean"):
+        check_own(given, uniforms=3)
 
 
 def test_a_slow_distribution_is_drawn_from_for_a_bounded_time(caplog, monkeypatch):
