@@ -150,6 +150,11 @@ def _require_class(policy: Policy, *, place: str) -> None:
             f"{place}: its attribute distribution is {named!r}: name the class that forward "
             "returns, for example siirl.models.Gaussian."
         )
+    if missing := sorted(getattr(named, "__abstractmethods__", ())):
+        raise ConfigError(
+            f"{place}: its distribution {named.__name__} lacks {', '.join(missing)}: define "
+            f"{'each' if missing[1:] else 'it'} as siirl.models.ActionDistribution describes."
+        )
 
 
 def check_actions(

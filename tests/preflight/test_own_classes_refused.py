@@ -143,6 +143,32 @@ def test_options_of_a_preset_that_a_shipped_policy_does_not_take_are_refused(cap
     assert "trainer preset" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("methods", "missing"),
+    [
+        (
+            "shape = tempered = mode = imitation_loss = entropy = None",
+            "lacks log_prob, sample: define each as siirl.models.ActionDistribution describes.",
+        ),
+        (
+            "shape = tempered = mode = imitation_loss = sample = entropy = None",
+            "lacks log_prob: define it as siirl.models.ActionDistribution describes.",
+        ),
+    ],
+)
+def test_a_distribution_without_one_of_its_methods_is_refused_with_their_names(
+    module, methods: str, missing: str, capsys
+) -> None:
+    text = f"""{GOOD_POLICY}
+from siirl.models import ActionDistribution
+class Own(ActionDistribution):
+    {methods}
+Constant.distribution = Own
+"""
+    assert main([*GYM, f"{POLICY}={module(text)}:Constant"]) == REFUSED
+    assert f"its distribution Own {missing}\n" in capsys.readouterr().err
+
+
 def test_a_policy_whose_actions_leave_the_environments_range_is_refused(module, capsys) -> None:
     name = module(WIDE_POLICY)
     assert main([*GYM, f"{POLICY}={name}:Wide"]) == REFUSED
