@@ -1,6 +1,6 @@
 """Check of tools behind MCP servers: a job without its server would fail at every episode, and one
 with two tools of a name at the first. Servers at addresses are asked for their tools; of those that
-a run starts, only the program is looked up.
+a run starts, only the program is looked up, and whether it is listed twice.
 """
 
 import os
@@ -18,15 +18,16 @@ LISTED_WITHIN_S = 10.0  # a server that takes longer is left to the run, which w
 
 def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
     """MCP servers of `env.kwargs.tools` at which nothing listens, or that list no tools: the path
-    of the url is wrong, or the token, or it is another kind of server; and two that list a tool of
-    the same name, or one that lists a tool named like a Python function or program runner of the
-    tools.
+    of the url is wrong, or the token, or it is another kind of server; two entries of one program;
+    and two servers that list a tool of the same name, or one that lists a tool named like a Python
+    function or program runner of the tools.
     """
     if "tools" not in env.kwargs:
         return
     # imports an HTTP client
     from envs.tools.server_urls import listed_tools, servers_at_addresses, why_unreachable
 
+    yield from _listed_twice(env)
     absent = set()
     owners = _known_before_the_start(env)  # who offers each tool
     for server in servers_at_addresses(env.kwargs["tools"]):
@@ -70,6 +71,24 @@ def missing_programs(env: EnvArguments) -> Iterator[ConfigError]:
                 f"env.kwargs.tools: there is no program {command!r} for an MCP server on this "
                 "machine: install it, or write its whole path."
             )
+
+
+def _listed_twice(env: EnvArguments) -> Iterator[ConfigError]:
+    """Two program runners, and two entries of one program: their tools have the same names."""
+    from envs.tools.sandboxed import NAME, ProgramTool
+
+    if env.name != "tools":
+        return
+    entries = [entry for entry in env.kwargs["tools"] if isinstance(entry, Mapping)]
+    if len([entry for entry in entries if "program" in entry]) > 1:
+        yield ConfigError(two_of_a_name(NAME, ProgramTool.origin, ProgramTool.origin))
+    seen = []
+    for server in (entry["mcp"] for entry in entries if "command" in entry.get("mcp", ())):
+        process = [server.get(setting) for setting in ("command", "args", "env", "cwd")]
+        if process in seen:
+            owner = f"the MCP server {' '.join([server['command'], *server.get('args', ())])!r}"
+            yield ConfigError(two_of_a_name("", owner, owner))
+        seen.append(process)
 
 
 def _known_before_the_start(env: EnvArguments) -> dict[str, str]:

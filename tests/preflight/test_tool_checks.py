@@ -99,6 +99,22 @@ def test_a_function_that_is_listed_twice_is_refused() -> None:
         check_early(config)
 
 
+@pytest.mark.parametrize(
+    ("entry", "owner"),
+    [
+        ("{program: 'envs.tools.sandboxed:sandboxed'}", "a program runner"),
+        ("{mcp: {command: notes, args: [--quiet]}}", "the MCP server 'notes --quiet'"),
+    ],
+)
+def test_a_program_that_is_listed_twice_is_refused_before_it_is_started(
+    entry: str, owner: str
+) -> None:
+    assert problems(f"[{entry}, {entry}]") == [
+        f"env.kwargs.tools lists {owner} twice: remove one of the two entries."
+    ]
+    assert problems("[{mcp: {command: notes}}, {mcp: {command: notes, args: [--quiet]}}]") == []
+
+
 def test_a_server_that_is_named_twice_is_refused() -> None:
     with PlainHttpServer() as server:
         at = f"{{mcp: {{url: '{server.url}'}}}}"
