@@ -10,7 +10,6 @@ Exit status: 1 failed, 2 refused, 130, 143 or 129 when a signal ends it.
 """
 
 import asyncio
-import logging
 import os
 import secrets
 import socket
@@ -248,7 +247,7 @@ def _greeting(settings: ServerSettings, env: "EnvArguments", spec: "EnvSpec", po
     ]
     if settings.host not in LOOPBACK:
         lines.append(
-            "warning: other machines can reach this address, and the token and all messages "
+            "Warning: other machines can reach this address, and the token and all messages "
             "travel without encryption: use it only in a trusted network."
         )
     return "\n".join(lines)
@@ -264,7 +263,6 @@ def command() -> None:
     """Entry of the process; signals may end it."""
     interrupts.listen()
     warning_lines.show()
-    logging.basicConfig(level=logging.WARNING, format="siirl: %(message)s")
     leave(main())
 
 

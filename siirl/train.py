@@ -64,7 +64,7 @@ def _train(parsed: ParsedConfig, *, start: bool) -> None:
 
     job = prepare(config, spec)
     for warning in job.warnings:
-        say(f"Warning: {warning}")
+        warning_lines.warn(warning)
     print(render(job.plan, columns=text_columns()), flush=True)
     if not start:
         return

@@ -57,6 +57,7 @@ from siirl.env_server.server_messages import (
 )
 from siirl.env_server.shared_area import AreaHandle, SharedArea, room_of_answer
 from siirl.errors import ConfigError
+from siirl.terminal import warning_lines
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class EnvServerActor:
         secret: bytes,
         draws_on: Mapping[str, Any],
     ) -> None:
+        warning_lines.show()
         choose_render_device(**draws_on)
         self._number = draws_on["number"]
         # Not asyncio.Runner: its `run` builds a repr of the result, which takes milliseconds for

@@ -27,7 +27,7 @@ from siirl.preflight.memory import (
     simulation_problems,
 )
 from siirl.preflight.ray_address import address_problems
-from siirl.terminal.terminal_lines import say
+from siirl.terminal.warning_lines import warn
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
@@ -57,7 +57,7 @@ def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
     )
     lacking = shortage(evaluation_memory(config, spec), free_memory_bytes=free_memory_bytes())
     if lacking is not None:
-        say(f"Warning: {lacking}")
+        warn(lacking)
 
 
 def require_linux(system: str = sys.platform) -> None:

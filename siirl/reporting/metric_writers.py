@@ -22,7 +22,7 @@ from siirl.reporting.quantiles import quantiles
 from siirl.reporting.trackio_writer import TrackioWriter
 from siirl.reporting.wandb_writer import WandbWriter
 from siirl.reporting.writer_contract import MetricWriter, RunDescription, RunWriter
-from siirl.terminal.terminal_lines import say
+from siirl.terminal.warning_lines import warn
 
 METRICS_FILE = "metrics.jsonl"
 WARNINGS_FILE = "warnings.txt"
@@ -184,7 +184,7 @@ class MetricWriters:
         for console in self._consoles():
             console.progress.print(f"Warning: {text}")
         if not self._consoles():
-            say(f"Warning: {text}")
+            warn(text)
 
     def _consoles(self) -> list[ConsoleWriter]:
         return [writer for writer in self._writers if isinstance(writer, ConsoleWriter)]

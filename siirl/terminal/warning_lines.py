@@ -1,8 +1,11 @@
-"""Prints each of Python's warnings once, as a line `Warning: …` without path and source line.
+"""Prints warnings as lines `Warning: …`: those of checks, of logging, and each of Python's once,
+without path and source line.
 
-Processes that the command starts later inherit PYTHONWARNINGS and do not repeat them.
+Processes that the command starts later inherit PYTHONWARNINGS and do not repeat Python's. Loggers
+that a program has given handlers keep them.
 """
 
+import logging
 import os
 import re
 import warnings
@@ -14,9 +17,20 @@ LEAST_CHARACTERS = 12  # a prefix of this length identifies a warning
 _said: set[str] = set()
 
 
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    say(f"Warning: {text}")
+
+
 def show() -> None:
     """Print warnings of this process this way from now on."""
     warnings.showwarning = _say
+    logging.lastResort = _Lines(logging.WARNING)
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"{record.levelname.capitalize()}: {self.format(record)}")
 
 
 def _say(
@@ -31,7 +45,7 @@ def _say(
     if text in _said:
         return
     _said.add(text)
-    say(f"Warning: {text}")
+    warn(text)
     start = re.split("[:,]", text)[0]  # these signs separate the fields of PYTHONWARNINGS
     if len(start) >= LEAST_CHARACTERS:
         given = os.environ.get("PYTHONWARNINGS")

@@ -4,6 +4,7 @@ them, nothing left running.
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from probe_envs import answers_around_a_gate, numbers_of, random_steps
 
 from siirl.env_server.pool import EnvPool
-from siirl.env_server.ray_transport import RayTransport, server_environment
+from siirl.env_server.ray_transport import EnvServerActor, RayTransport, server_environment
 from siirl.env_server.transports import TRANSPORTS
 from siirl.errors import ConfigError, SimulationFailed
 
@@ -129,6 +130,16 @@ def test_a_server_that_is_killed_is_replaced_and_its_episodes_replayed(caplog):
     wait_until_gone(set(processes))
     # Ray confirms it
     assert any("is replaced: died (The actor died" in record.message for record in caplog.records)
+
+
+def test_a_warning_of_a_server_process_begins_like_those_of_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    draws_on = {"number": 0, "gpus": (), "machine": os.uname().nodename}
+    EnvServerActor(env_name=WALK, env_kwargs={}, num_envs=1, secret=b"", draws_on=draws_on)
+    record = logging.makeLogRecord({"msg": "no light", "levelno": 30, "levelname": "WARNING"})
+    logging.lastResort.handle(record)
+    assert capsys.readouterr().err == "Warning: no light\n"
 
 
 @pytest.mark.parametrize("waits_s", [0.0, 0.3], ids=["at once", "while the next request is read"])

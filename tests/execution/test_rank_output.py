@@ -53,6 +53,9 @@ def test_the_command_prints_what_ranks_write_without_a_word_of_rays(tmp_path: Pa
     done = subprocess.run(
         [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert sorted(done.stderr.splitlines()) == ["loaded by rank 0", "rank 1: loaded by rank 1"]
+    assert sorted(done.stderr.splitlines()) == [
+        "Warning: loaded by rank 0",
+        "rank 1: Warning: loaded by rank 1",
+    ]
     (said,) = done.stdout.splitlines()
     assert said in ("said by all", "rank 1: said by all")

@@ -26,6 +26,7 @@ from siirl.execution.scheduler.placement import (
 from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
 from siirl.execution.scheduler.ray_errors import stated_cause
 from siirl.execution.scheduler.vitals import Vitals
+from siirl.terminal import warning_lines
 
 if TYPE_CHECKING:
     from siirl.execution.scheduler.messages import Supervision
@@ -282,6 +283,7 @@ class _Rank:
 
         # Ray's handler raises SystemExit at any point of the rank's code
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        warning_lines.show()
         self.make, self.rank = make, rank
         self.reporter = RankReporter(post, rank)
         self.meeting: MeetingPoint | None = None
