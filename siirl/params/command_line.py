@@ -5,8 +5,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.files.paths import fault_of_path
 from siirl.params.config_groups import options
 from siirl.terminal.terminal_lines import say
 
@@ -109,6 +111,22 @@ def note_repeated(words: Iterable[str]) -> None:
 def note_replaced(name: str, earlier: object, value: object) -> None:
     """Report which of two values of a key or flag counts."""
     say(f"Note: {name} is given twice: {value} counts, the last value; {earlier} does not.")
+
+
+def remedy_for_word(word: str) -> str | None:
+    """The remedy for an option, a file or a folder without its key; None for another word."""
+    chosen = [f"{group}={word}" for group, names in options().items() if word in names]
+    if chosen:
+        return f"Did you mean {' or '.join(chosen)}?"
+    path = None if fault_of_path(word) else Path(word)
+    if path is not None and path.is_file():
+        return f"A file of keys is given by --config {word}."
+    if path is not None and path.is_dir():
+        return (
+            f"The folder of a run is checkpoint={word} for siirl evaluate and reward-check, and "
+            f"trainer.resume={word} for siirl train."
+        )
+    return None
 
 
 def _value_of(flag: str, value: str | None, *, example: str) -> str:

@@ -33,6 +33,7 @@ from siirl.params.aliases import (
     translate,
 )
 from siirl.params.build import as_text, build
+from siirl.params.command_line import remedy_for_word
 from siirl.params.compose import (
     assign,
     choices_of,
@@ -251,11 +252,13 @@ def _read_override(text: str) -> Assignment:
     try:
         override = _override(quote_homes(text))
     except HydraException as error:
+        remedy = remedy_for_word(text) or (
+            "Write no blanks around '=', close every bracket, and quote values with blanks, "
+            "brackets or commas for the shell: 'env.tasks=[push,reach]'. Text with other special "
+            "characters needs a second pair of quotes: \"trainer.output_dir='runs (new)'\"."
+        )
         raise ConfigError(
-            f"{text!r} (command line) is neither key=value nor group=option. Write no blanks "
-            "around '=', close every bracket, and quote values with blanks, brackets or commas for "
-            "the shell: 'env.tasks=[push,reach]'. Text with other special characters needs a "
-            "second pair of quotes: \"trainer.output_dir='runs (new)'\"."
+            f"{text!r} (command line) is neither key=value nor group=option. {remedy}"
         ) from error
     except (ValueError, RecursionError) as error:  # Python's limits on digits and on nesting
         raise ConfigError(

@@ -310,6 +310,20 @@ def test_hydra_syntax_that_is_not_supported_is_refused_with_a_sentence(
     assert "EOF" not in refusal(override)  # the words of a parser generator
 
 
+def test_an_option_a_file_or_a_folder_without_its_key_is_refused_with_the_key(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("trainer: {seed: 1}")
+    assert refusal("grpo").endswith("group=option. Did you mean pipeline=grpo?")
+    assert refusal(str(file)).endswith(f"A file of keys is given by --config {file}.")
+    assert refusal(str(tmp_path)).endswith(
+        f"The folder of a run is checkpoint={tmp_path} for siirl evaluate and reward-check, and "
+        f"trainer.resume={tmp_path} for siirl train."
+    )
+    assert "Write no blanks" in refusal("x" * 5000)
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
