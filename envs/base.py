@@ -304,6 +304,10 @@ class Environment(abc.ABC):
     """Whether tasks are sources of questions: a task is the `data_source` of its questions. Checks
     read it for the environments in `envs`.
     """
+    is_tested: bool = True
+    """Whether tests of siirl or Gymnasium cover the environment, so that checks before a job play
+    no first step (`envs.trial`). Checks read it for the environments in `envs`.
+    """
 
     @abc.abstractmethod
     async def reset(

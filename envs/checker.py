@@ -54,7 +54,7 @@ async def _check_and_close(env: Environment, *, seed: int) -> None:
 
 async def _check(env: Environment, *, seed: int) -> None:
     check_spec(env.spec)
-    actions = _random_actions(env.spec, seed=seed)
+    actions = random_actions(env.spec, seed=seed)
     await must_raise(env.step(actions[0]), RuntimeError, "step before reset")
     reference = await _play(env, seed=seed, actions=actions, chunk=1)
     await _check_own_buffers(env, seed=seed, actions=actions)
@@ -278,7 +278,7 @@ def _frames(info: Info, stream: str) -> Frames:
 
 async def _check_end(env: Environment, *, seed: int) -> None:
     limit = env.spec.max_episode_steps
-    actions = _random_actions(env.spec, seed=seed, steps=limit)
+    actions = random_actions(env.spec, seed=seed, steps=limit)
     observation, _ = await env.reset(seed=seed)
     if waits(observation):
         ended = await _play_turns(env, observation, actions)
@@ -306,7 +306,8 @@ async def _play_turns(env: Environment, observation: Observation, actions: Seque
     return False
 
 
-def _random_actions(spec: EnvSpec, *, seed: int, steps: int = CHECK_STEPS) -> list[Any]:
+def random_actions(spec: EnvSpec, *, seed: int, steps: int = CHECK_STEPS) -> list[Any]:
+    """Actions of `steps` steps; a list of one per agent if there are several."""
     space = copy.deepcopy(spec.action_space)
     space.seed(seed)
     if spec.num_agents == 1:

@@ -43,7 +43,7 @@ from envs.gymnasium_drawing import has_render, may_draw
 from envs.gymnasium_ids import registration
 from envs.gymnasium_pictures import as_rgb, fitted
 from envs.gymnasium_spaces import ActionLayout, ObservationLayout
-from envs.mistakes import user_code
+from envs.mistakes import place_of, refused_call, user_code
 from envs.offscreen import choose_backend
 
 logger = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ class GymnasiumEnv(Environment):
         success_key = _success_key(self._env, name=id)
         self._success_keys = SUCCESS_KEYS if success_key is None else (success_key,)
         self._declared = reports_success is not None
+        self.is_tested = str(registered.entry_point).startswith("gymnasium.")
         self.spec = EnvSpec(
             name="gymnasium",
             tasks=(id,),
@@ -158,7 +159,7 @@ class GymnasiumEnv(Environment):
         reward = self._number(reward)
         if not is_reward(reward):
             raise Misbehaved(
-                f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward} at step "
+                f"{self._subject} returned reward {reward} at step "
                 f"{self._step}; a reward is finite and at most {LARGEST_REWARD:g} in size."
             )
         return self._read(observation), reward, terminated, truncated, self._info(raw)
@@ -196,19 +197,24 @@ class GymnasiumEnv(Environment):
         self._env.close()
         self._started, self._ended = False, True
 
+    @property
+    def _subject(self) -> str:
+        """The environment and the place of its class, for messages about what it returned."""
+        place = place_of(type(self._env.unwrapped))
+        return f"Gymnasium environment {self.spec.tasks[0]!r}{place}"
+
     def _number(self, reward: Any) -> float:
         if isinstance(reward, float):
             return float(reward)
         if np.size(reward) != 1:
             raise Misbehaved(
-                f"Gymnasium environment {self.spec.tasks[0]!r} returned {np.size(reward)} rewards, "
+                f"{self._subject} returned {np.size(reward)} rewards, "
                 f"{reward}, but a step has one: wrap it to return their sum or one of them."
             )
         value = np.asarray(reward).reshape(())
         if value.dtype.kind not in "biuf":
             raise Misbehaved(
-                f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward!r}, but a "
-                "reward must be a number."
+                f"{self._subject} returned reward {reward!r}, but a reward must be a number."
             )
         return float(value)
 
@@ -227,7 +233,7 @@ class GymnasiumEnv(Environment):
             return self._layout.read(observation)
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise Misbehaved(
-                f"Gymnasium environment {self.spec.tasks[0]!r} returned an observation outside its "
+                f"{self._subject} returned an observation outside its "
                 f"space {str(self._env.observation_space)[:MOST_SHOWN]} after {self._step} steps: "
                 f"{type(error).__name__}: {error}."
             ) from error
@@ -238,15 +244,14 @@ class GymnasiumEnv(Environment):
         array = np.asarray(value)
         if array.size != 1 or array.dtype.kind not in "biuf" or array.reshape(()) not in (0, 1):
             raise Misbehaved(
-                f"Gymnasium environment {self.spec.tasks[0]!r} returned {name}={value!r}, which "
-                "must be true or false."
+                f"{self._subject} returned {name}={value!r}, which must be true or false."
             )
         return bool(array.reshape(()))
 
     def _info(self, raw: Any) -> Info:
         if not isinstance(raw, Mapping):
             raise Misbehaved(
-                f"Gymnasium environment {self.spec.tasks[0]!r} returned {raw!r} as its info after "
+                f"{self._subject} returned {raw!r} as its info after "
                 f"{self._step} steps, which must be a dict."
             )
         info: Info = {"task": self.spec.tasks[0]}
@@ -366,6 +371,12 @@ def _success_key(env: gymnasium.Env[Any, Any], *, name: str) -> str | None:
     action_space = copy.deepcopy(env.action_space)
     action_space.seed(0)
     where = f"Gymnasium environment {name!r}: its first reset and step"
+    refused = refused_call(env.reset, seed=0)
+    if refused is not None:
+        raise Misbehaved(
+            f"Gymnasium environment {name!r}: {refused}: give it the arguments seed=None, "
+            "options=None."
+        )
     with user_code(lambda error: Misbehaved(f"{where} raised {error}."), passed=Misbehaved):
         _parts(env.reset(seed=0), RESET, name=name)
         *_, info = _parts(env.step(action_space.sample()), STEP, name=name)

@@ -1,13 +1,17 @@
 """Exceptions of user code, and their one-line report."""
 
+import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
 def user_code(
-    fault: Callable[[str], Exception], *, passed: type[BaseException] = KeyboardInterrupt
+    fault: Callable[[str], Exception],
+    *,
+    passed: type[BaseException] | tuple[type[BaseException], ...] = (),
 ) -> Iterator[None]:
     """Raise `fault(description)` for anything that the block raises, except `passed` and
     interrupts.
@@ -17,7 +21,9 @@ def user_code(
     """
     try:
         yield
-    except (KeyboardInterrupt, passed):
+    except KeyboardInterrupt:
+        raise
+    except passed:
         raise
     except BaseException as error:
         raise fault(describe_error(error)) from error
@@ -30,6 +36,28 @@ def describe_error(error: BaseException) -> str:
         return described  # its text has file and line
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{described} ({last.filename}, line {last.lineno})"
+
+
+def place_of(code: Any) -> str:
+    """` (file, line)` of the definition of a user's class or function; empty without a file."""
+    try:
+        return f" ({inspect.getsourcefile(code)}, line {inspect.getsourcelines(code)[1]})"
+    except (OSError, TypeError):  # typed in at a prompt, or built in
+        return ""
+
+
+def refused_call(method: Callable[..., Any], *arguments: Any, **named: Any) -> str | None:
+    """Why `method` cannot be called with these arguments, with the place of its definition; None if
+    it can.
+    """
+    try:
+        inspect.signature(method).bind(*arguments, **named)
+    except TypeError as error:
+        name = getattr(method, "__qualname__", method)
+        return f"{name} {error}{place_of(method)}"
+    except ValueError:  # written in C: it has no signature
+        return None
+    return None
 
 
 def describe_exit(error: SystemExit) -> str:

@@ -3,14 +3,16 @@
 `make_env` passes its keyword arguments to the constructor unchanged. Left out: configuration.
 """
 
+import asyncio
 import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from envs.base import Environment, EnvSpec
+from envs.mistakes import place_of
 from envs.names import listed, nearest
-from envs.spec_process import SHIPPED, user_env_spec
+from envs.spec_process import SHIPPED, user_env_spec, warn_of
 
 ENVS: dict[str, str] = {
     "metaworld": "envs.metaworld.metaworld_env:MetaWorldEnv",
@@ -113,6 +115,12 @@ def make_env(name: str, **kwargs: Any) -> Environment:
             constructor does not have or refuses, or a missing one.
     """
     environment_class = env_class(name)
+    lacking = sorted(environment_class.__abstractmethods__)
+    if lacking:
+        raise ValueError(
+            f"Environment {name!r} does not define {', '.join(lacking)}, which an "
+            f"envs.base.Environment must have{place_of(environment_class)}: define them."
+        )
     signature = inspect.signature(environment_class)
     takes_any = any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
@@ -140,25 +148,38 @@ def make_env(name: str, **kwargs: Any) -> Environment:
     return environment_class(**kwargs)
 
 
-def env_spec(name: str, streams: Collection[str] = (), /, **kwargs: Any) -> EnvSpec:
+def env_spec(
+    name: str, streams: Collection[str] = (), trial: bool = False, /, **kwargs: Any
+) -> EnvSpec:
     """Return the spec of the environment that `make_env` would make.
 
     `streams` are the frames that a job will request: a `render` that cannot draw them raises here,
-    if drawing needs no simulator (`Environment.check_drawing`).
+    if drawing needs no simulator (`Environment.check_drawing`). With `trial`, a user's environment
+    plays its first step (`envs.trial`).
 
-    Simulators are built at the first reset, so this is cheap and needs no display library. A
-    user-defined class is constructed in a child process (`envs.spec_process`).
+    Simulators are built at the first reset, so without `trial` this is cheap and needs no display
+    library. A user-defined class is constructed in a child process (`envs.spec_process`).
 
     Raises:
         ValueError: An unknown name, or constructor arguments that `make_env` refuses.
-        SpecUnknown: A user-defined class that cannot be constructed.
+        SpecUnknown: A user-defined class that cannot be constructed, or fails the trial.
+        Misbehaved: An environment that a package registers in Gymnasium fails the trial.
     """
     reference = ENVS.get(name, name)
     if _is_own(reference, kwargs):
-        return user_env_spec(name, reference=reference, kwargs=kwargs, streams=streams)
+        return user_env_spec(name, reference=reference, kwargs=kwargs, streams=streams, trial=trial)
     environment = make_env(name, **kwargs)
     environment.check_drawing(streams)
+    if trial and not is_known(reference, environment):
+        from envs.trial import try_first_step  # it imports gymnasium
+
+        warn_of(asyncio.run(try_first_step(environment)), name=name, id=kwargs.get("id"))
     return environment.spec
+
+
+def is_known(reference: str, environment: Environment) -> bool:
+    """Whether tests of siirl or Gymnasium cover the environment, so that it needs no trial."""
+    return reference.startswith(SHIPPED) and environment.is_tested
 
 
 def _is_own(reference: str, kwargs: Mapping[str, Any]) -> bool:

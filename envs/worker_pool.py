@@ -40,6 +40,8 @@ class WorkerKilled(RuntimeError):
 
     over_limit = False
     """Whether it exceeded its processor time, which is the call's own fault."""
+    is_late = False
+    """Whether it was killed at its deadline."""
 
 
 class WorkerRaised(RuntimeError):
@@ -114,9 +116,9 @@ class WorkerPool:
         wall_s = self.settings.deadline_s if deadline_s is None else deadline_s
         return await asyncio.wrap_future(self._threads.submit(self._call, argument, wall_s))
 
-    def call_blocking(self, argument: Any) -> Any:
+    def call_blocking(self, argument: Any, *, deadline_s: float | None = None) -> Any:
         """Same as `call`, blocking the calling thread."""
-        return self._call(argument, self.settings.deadline_s)
+        return self._call(argument, self.settings.deadline_s if deadline_s is None else deadline_s)
 
     def close(self) -> None:
         """Kill the processes; running and waiting calls fail with `WorkerKilled`. May be called
@@ -262,7 +264,9 @@ class _Worker:
         while not received.endswith(b"\n"):
             left_s = end + self._waited_s() - time.monotonic()
             if left_s <= 0:
-                raise WorkerKilled(f"no answer within {deadline_s:g} s")
+                late = WorkerKilled(f"no answer within {deadline_s:g} s")
+                late.is_late = True
+                raise late
             ready = self._wait(left_s, writing=bool(line))
             if self._input in ready:
                 line = self._write(line)

@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from envs import answer_checks
 from envs.arguments import not_running
 from envs.base import EnvSpec, EpisodeFailed, Frames, Info, Observation, StepResult
-from siirl.env_server import answer_checks
-from siirl.env_server.replay_samples import difference, sample
+from envs.replay_samples import difference, sample
 from siirl.env_server.server import Request
 from siirl.env_server.server_supervisor import ServerFault, ServerSupervisor
 from siirl.env_server.tally import Tally

@@ -13,10 +13,13 @@ from siirl.params.references import is_reference
 from siirl.params.training_args import SiiRLArguments
 
 
-def describe_env(config: SiiRLArguments, *, streams: Collection[str] = ()) -> EnvSpec:
+def describe_env(
+    config: SiiRLArguments, *, streams: Collection[str] = (), trial: bool = False
+) -> EnvSpec:
     """The spec of the environment that `env` describes. Imports `user_modules` first, which may
     register it. With `streams`, the frames that the job will request, a first picture is drawn if
-    that is cheap (`envs.base.Environment.check_drawing`).
+    that is cheap (`envs.base.Environment.check_drawing`). With `trial`, a user's environment plays
+    its first step (`envs.trial`), unless environments run on other machines.
 
     Raises:
         ConfigError: The environment does not exist or refuses its arguments, or a module cannot be
@@ -25,8 +28,9 @@ def describe_env(config: SiiRLArguments, *, streams: Collection[str] = ()) -> En
     """
     import_user_modules(config.user_modules)
     kwargs = config.env.constructor_kwargs()
+    trial = trial and config.cluster.address is None
     try:
-        return env_spec(config.env.name, streams, **kwargs)
+        return env_spec(config.env.name, streams, trial, **kwargs)
     except (ValueError, SpecUnknown) as error:
         raise ConfigError(f"env.name={config.env.name}: {error}") from error
     except Exception as error:  # a third-party constructor may raise any class

@@ -86,7 +86,7 @@ def _check_agents(config: SiiRLArguments, *, named: Collection[str]) -> EnvSpec:
     for group, own in groups.items():
         ask_ungraded_rows(own)
         try:
-            specs[group] = describe_env(own, streams=_streams(own))
+            specs[group] = describe_env(own, streams=_streams(own), trial=True)
         except (ConfigError, MissingAssetError) as error:
             refuse([*errors, type(error)(f"{place_of(group)}: {error}")])
             raise
@@ -150,7 +150,7 @@ def _check(
         refuse(errors)  # config_problems reports it; without a name there is no spec
     ask_ungraded_rows(config)
     try:
-        spec = describe_env(config, streams=_streams(config) if trains else ())
+        spec = describe_env(config, streams=_streams(config) if trains else (), trial=True)
     except (ConfigError, MissingAssetError) as error:
         refuse([*errors, error])
         raise

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from probe_envs import WalkEnv
 
+from envs.answer_checks import fault_of_observation, fault_of_reset, fault_of_step
 from envs.base import PROPRIOCEPTION
-from siirl.env_server.answer_checks import fault_of_observation, fault_of_reset, fault_of_step
 from siirl.env_server.server import EnvServer, RaisedError, Request
 
 SPEC = WalkEnv().spec

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from siirl.env_server.replay_samples import SAMPLE_SIZE, difference, sample
+from envs.replay_samples import SAMPLE_SIZE, difference, sample
 from siirl.env_server.slot import EpisodeRecord, how_to_say_unreplayable, own_actions
 
 

@@ -1,4 +1,7 @@
-"""A user's environments that fail when they are stepped; their specs are valid."""
+"""A user's environments that fail when they are stepped; their specs are valid.
+
+Before a run, one step is played from seed 0 (`envs.trial`): these fail later, or from other seeds.
+"""
 
 import ctypes
 import os
@@ -53,27 +56,27 @@ class StillEnv(Environment):
 
 
 class NanEnv(StillEnv):
-    """Its second observation is NaN."""
+    """Its third observation is NaN."""
 
     def observe(self) -> dict[str, Any]:
         """See StillEnv."""
-        return {PROPRIOCEPTION: np.full(2, np.nan if self.steps else 0.0, np.float32)}
+        return {PROPRIOCEPTION: np.full(2, np.nan if self.steps > 1 else 0.0, np.float32)}
 
 
 class WrongShapeEnv(StillEnv):
-    """One number too many."""
+    """One number too many, from the second step on."""
 
     def observe(self) -> dict[str, Any]:
         """See StillEnv."""
-        return {PROPRIOCEPTION: np.zeros(3, np.float32)}
+        return {PROPRIOCEPTION: np.zeros(3 if self.steps > 1 else 2, np.float32)}
 
 
 class WrongDtypeEnv(StillEnv):
-    """float64 where float32 was announced."""
+    """float64 where float32 was announced, from the second step on."""
 
     def observe(self) -> dict[str, Any]:
         """See StillEnv."""
-        return {PROPRIOCEPTION: np.zeros(2, np.float64)}
+        return {PROPRIOCEPTION: np.zeros(2, np.float64 if self.steps > 1 else np.float32)}
 
 
 class SomeSeedsFailEnv(StillEnv):
@@ -85,21 +88,23 @@ class SomeSeedsFailEnv(StillEnv):
         self, *, seed: int | None = None, options: Any = None
     ) -> tuple[Any, dict[str, Any]]:
         """See StillEnv."""
-        if str((seed or 0) % 2) in os.environ["FAILING"]:
+        if seed and str(seed % 2) in os.environ["FAILING"]:
             raise RuntimeError("this start cannot be simulated")
         return await super().reset(seed=seed, options=options)
 
 
 class RefusingEnv(StillEnv):
-    """Refuses to start, as one whose files do not fit together."""
+    """Refuses to start from most seeds, as one whose files do not fit together."""
 
     async def reset(
         self, *, seed: int | None = None, options: Any = None
     ) -> tuple[Any, dict[str, Any]]:
         """See StillEnv."""
-        raise ValueError(
-            "The states of task 'wait' do not fit its model: take both from one release."
-        )
+        if seed:
+            raise ValueError(
+                "The states of task 'wait' do not fit its model: take both from one release."
+            )
+        return await super().reset(seed=seed, options=options)
 
 
 class StuckEnv(StillEnv):

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec, EpisodeFailed
 
 
 class FilmedEnv(Environment):
@@ -28,8 +28,8 @@ class FilmedEnv(Environment):
         )
 
     async def reset(self, **arguments: Any) -> Any:
-        """Not played."""
-        raise NotImplementedError
+        """Not played, not even in the trial before a job."""
+        raise EpisodeFailed("It is never played.")
 
     async def step(self, action: Any) -> Any:
         """Not played."""

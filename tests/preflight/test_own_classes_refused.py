@@ -200,7 +200,7 @@ def test_a_reward_that_cannot_be_made_is_refused(module, text: str, expected: st
         ("class Env: ...", "is not a subclass of envs.base.Environment"),
         (
             "from envs.base import Environment\nclass Env(Environment): ...",
-            "raised TypeError: Can't instantiate abstract class Env",
+            "does not define render, reset, step, which an envs.base.Environment must have (",
         ),
         (
             f"{GOOD_ENV}\n    def __init__(self): self.spec = {{}}['spec']",
@@ -225,7 +225,8 @@ def test_an_environment_that_cannot_be_made_is_refused(
         ("raise KeyboardInterrupt", "making it raised KeyboardInterrupt ("),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "it was ended by SIGSEGV"),
         ("ctypes.string_at(0)", "it was ended by SIGSEGV"),
-        ("self.spec = 7", "has a spec of type int; it must be an envs.base.EnvSpec"),
+        ("self.spec = 7", "has a spec of type int ("),
+        ("pass", "has no spec ("),
         (
             "self.spec = still.spec; self.spec = dataclasses.replace(self.spec, check_row=lambda "
             "row: None)",

@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.base import INSTRUCTION
+from envs.replay_samples import difference, sample
 from envs.seeds import FIRST_TRAINING_SEED, LAST_SEED
 from siirl.engine.rollout.vla.action_noise import ActionNoise
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
-from siirl.env_server.replay_samples import difference, sample
 from siirl.env_server.slot import Slot
 from siirl.errors import SimulationFailed
 
