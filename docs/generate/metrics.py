@@ -14,6 +14,11 @@ values of several ranks, and of several rounds of a step, become one. A metric o
 logged as its mean over ranks, with one warning; `register_metric` of `siirl.reporting.metrics`
 declares it.
 
+`actor/entropy`, `actor/ppo_kl`, the shares of clipped tokens and other means of the update are over
+the tokens that it passes. Without an entropy or KL term, those are the tokens of rows with an
+advantage: a group whose samples all earn the same is not passed. With such a term, or a loss that
+reads more than the advantages, they are the tokens of all rows.
+
 """
 
 

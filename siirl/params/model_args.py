@@ -159,6 +159,13 @@ class OptimizerArguments:
     beta2: float = option(
         0.999, "Second-moment decay of AdamW.", why="Adam's", minimum=0, maximum=0.999999
     )
+    eps: float = option(
+        1e-8,
+        "Added to the denominator of AdamW; implementations of PPO often have 1e-5.",
+        why="Adam's",
+        above=0,
+        maximum=1,
+    )
 
 
 @dataclass

@@ -92,6 +92,12 @@ def test_clipping_scales_the_gradient_and_reports_the_norm_before():
     assert moment.item() == pytest.approx(0.05)  # (1 - beta1) * 0.5
 
 
+def test_the_first_step_of_adam_is_the_gradient_over_its_size_plus_epsilon():
+    engine = line_engine(optim={"lr": 0.1, "eps": 1.0})
+    step(engine, 4.0)
+    assert engine.module.w.item() == pytest.approx(1 - 0.1 * 4 / (4 + 1))
+
+
 def test_no_rows_make_no_step():
     engine = line_engine()
     result = step(engine)

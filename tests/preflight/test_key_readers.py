@@ -18,7 +18,7 @@ OF_GROUPS = {
     "actor_rollout_ref.actor": "strategy loss loss_agg_mode loss_options importance.level "
     "clip_ratio_low clip_ratio_high clip_ratio_c entropy_coef ppo_epochs ppo_mini_batch_size "
     "micro_batch_tokens max_grad_norm use_kl_loss offload_optimizer use_torch_compile "
-    "optim.lr optim.weight_decay optim.scheduler optim.beta1 optim.beta2",
+    "optim.lr optim.weight_decay optim.scheduler optim.beta1 optim.beta2 optim.eps",
     "actor_rollout_ref.rollout": "name n n_steps temperature top_p top_k workflow stop "
     "max_log_prob_gap",
     "custom_reward_function": "path name",

@@ -41,6 +41,7 @@ def build_optimizer(module: nn.Module, settings: OptimizerArguments) -> torch.op
         [{"params": params, "weight_decay": decay} for decay, params in weights.items()],
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
         fused=True,
     )
 
