@@ -40,9 +40,9 @@ class RunningChecksum:
         self.value = (self.value + total) % _MODULUS
 
 
-def total(parts: Iterable[RunningChecksum]) -> int:
-    """The checksum of weights whose parts were summed apart."""
-    return sum(part.value for part in parts) % _MODULUS
+def total(parts: Iterable[int]) -> int:
+    """The checksum of weights from the checksums of their parts."""
+    return sum(parts) % _MODULUS
 
 
 def checksum(tensors: Mapping[str, torch.Tensor]) -> int:

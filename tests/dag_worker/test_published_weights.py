@@ -1,4 +1,6 @@
-"""The thread that receives weights ends with its rank, whatever arrives meanwhile."""
+"""Weights on their way to a rollout rank: which of them are stored and fetched, and the thread that
+receives them, which ends with its rank whatever arrives meanwhile.
+"""
 
 import threading
 import time
@@ -7,8 +9,15 @@ import pytest
 import torch
 
 from siirl.dag_worker.separate.exchange_messages import PublishedWeights, Weights
-from siirl.dag_worker.separate.published_weights import SecondCopies, SecondCopy, WeightThread
+from siirl.dag_worker.separate.published_weights import (
+    SecondCopies,
+    SecondCopy,
+    WeightPublisher,
+    WeightThread,
+)
+from siirl.engine.training.collectives import OneProcess
 from siirl.errors import InvariantError
+from tests.engine.tiny_policies import Trained, half_frozen
 
 LIMIT_S = 10.0  # only a hang takes longer
 
@@ -64,3 +73,91 @@ def test_a_wrong_checksum_ends_the_thread_without_a_trace_and_the_rank_gets_its_
         for _ in range(1000):
             thread.check()
             time.sleep(LIMIT_S / 1000)
+
+
+class Store:
+    """An exchange of one process, which counts the bytes that each call fetches."""
+
+    def __init__(self) -> None:
+        self.arrays, self.fetched = [], 0
+
+    def store(self, array):
+        self.arrays.append(array)
+        return len(self.arrays) - 1
+
+    def fetch(self, references):
+        found = [self.arrays[each] for each in references]
+        self.fetched += sum(each.nbytes for each in found)
+        return found
+
+    def call(self, method, group, weights) -> None:
+        assert method == "publish"
+        self.published = weights
+
+
+def publisher(module, line) -> WeightPublisher:
+    return WeightPublisher(
+        group=0, trained=Trained(module), ranks=OneProcess(), line=line, acting_dtype=torch.bfloat16
+    )
+
+
+def fetched_bytes(copy: SecondCopy, line: Store) -> int:
+    """Bytes of receiving what was last published; it then acts."""
+    line.fetched = 0
+    copy.receive(line.published)
+    copy.swap(line.published)
+    return line.fetched
+
+
+def same(acting, trained) -> bool:
+    return all(
+        torch.equal(each, trained.state_dict()[name].to(each.dtype))
+        for name, each in acting.state_dict().items()
+    )
+
+
+def acting_module(seed: int) -> torch.nn.Module:
+    """Weights in bfloat16; a buffer keeps its type."""
+    module = half_frozen(seed=seed)
+    for weight in module.parameters():
+        weight.data = weight.data.bfloat16()
+    return module
+
+
+def test_frozen_weights_are_stored_once_and_each_of_the_two_copies_fetches_them_once():
+    line, trained, acting = Store(), half_frozen(), acting_module(1)
+    sender, copy = publisher(trained, line), SecondCopy(acting, line, Engine())
+    frozen, changing = 12 * 2, 10 * 2 + 4 * 4
+    stored, fetched = [], []
+    for _ in range(4):
+        with torch.no_grad():
+            trained[1].weight += 1
+            trained.scale += 1
+        sender.sync()
+        stored.append(sender.transferred_bytes)
+        fetched.append(fetched_bytes(copy, line))
+        assert same(acting, trained)
+    padding = stored[1] - changing  # views begin at multiples of 16 bytes
+    assert 0 <= padding < 3 * 16
+    assert stored[0] - stored[1] == pytest.approx(frozen, abs=16)
+    assert stored[1:] == [stored[1]] * 3
+    assert fetched == [stored[0], stored[0], stored[1], stored[1]]
+
+
+def test_a_replaced_rank_gets_the_frozen_weights_too():
+    line, trained, acting = Store(), half_frozen(), acting_module(2)
+    sender = publisher(trained, line)
+    for _ in range(3):
+        sender.sync()
+    fetched_bytes(SecondCopy(acting, line, Engine()), line)
+    assert same(acting, trained)
+
+
+def test_a_frozen_weight_that_its_module_changes_is_published_again():
+    line, trained, acting = Store(), half_frozen(), acting_module(1)
+    sender, copy = publisher(trained, line), SecondCopy(acting, line, Engine())
+    for factor in (1, 1, 2, 1, 3):
+        trained[0].weight.mul_(factor)
+        sender.sync()
+        fetched_bytes(copy, line)
+        assert same(acting, trained)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ranks_at_work import run_on_ranks
-from tiny_policies import Trained
+from tiny_policies import Trained, half_frozen
 from tiny_training import make_engine
 from torch import nn
 
@@ -90,15 +90,6 @@ def test_a_single_weight_that_is_not_finite_is_detected(number):
     )
     with pytest.raises(InvariantError, match="not finite"):
         sync.sync()
-
-
-def half_frozen(*, seed: int = 0) -> nn.Sequential:
-    """A frozen layer of 12 weights, one of 10 that is trained, and a buffer of 4."""
-    torch.manual_seed(seed)
-    module = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
-    module[0].requires_grad_(False)
-    module.register_buffer("scale", torch.rand(4))
-    return module
 
 
 def test_frozen_weights_are_sent_to_a_copy_once():

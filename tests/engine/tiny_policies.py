@@ -21,6 +21,15 @@ class Trained:
         return in_rows((each for each in state if each[0] not in without), dtypes=dtypes)
 
 
+def half_frozen(*, seed: int = 0) -> nn.Sequential:
+    """A frozen layer of 12 weights, one of 10 that is trained, and a buffer of 4."""
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+    module[0].requires_grad_(False)
+    module.register_buffer("scale", torch.rand(4))
+    return module
+
+
 def train(model: nn.Module, *, seed: int) -> None:
     """Move every weight, as an optimiser would."""
     generator = torch.Generator().manual_seed(seed)

@@ -49,6 +49,10 @@ class Work:
     """Whether the run has ended."""
 
 
+Bucket = tuple[tuple[Any, ...], Any]
+"""Packed entries and reference of a bucket (siirl.engine.training.weight_buckets)."""
+
+
 @dataclass(frozen=True)
 class Weights:
     """Weights of one agent group: buckets by reference."""
@@ -57,9 +61,11 @@ class Weights:
     """Training step that made them; the group may not train in every later step."""
     version: int
     """Number of optimiser steps, as recorded in samples."""
-    buckets: tuple[tuple[tuple[Any, ...], Any], ...]
-    """Packed entries and reference of each bucket (siirl.engine.training.weight_buckets)."""
+    buckets: tuple[Bucket, ...]
     checksum: int
+    frozen: tuple[Bucket, ...] = ()
+    """Buckets of frozen weights: the same ones in every publication, until such a weight changes.
+    """
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Sends weights from training to rollout ranks, in buckets, into a second copy. The copy is swapped
-in between two forward passes.
+in between two forward passes. Frozen weights are stored once, and a copy that has them does not
+fetch them again.
 
 The sender puts buckets into the object store, so it never waits. A replaced rollout rank fetches
 them like the others. The receiver copies them into separate tensors while the policy acts, verifies
@@ -8,21 +9,22 @@ own copy of the weights (vLLM).
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
-from siirl.dag_worker.separate.exchange_messages import LOST, PublishedWeights, Weights
+from siirl.dag_worker.separate.exchange_messages import LOST, Bucket, PublishedWeights, Weights
 from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.frozen_weights import FrozenWeights
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import ALIGNMENT, Entry, send
 from siirl.engine.training.weight_sync import CheckedWeights, VersionedEngine
 from siirl.errors import InvariantError
-from siirl.models.checksum import RunningChecksum
-from siirl.models.weight_rows import Rows
+from siirl.models.checksum import RunningChecksum, total
 
 if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
@@ -36,7 +38,7 @@ class StoredBuckets:
 
     def __init__(self, line: "ExchangeLine") -> None:
         self.line = line
-        self.buckets: list[tuple[tuple[Any, ...], Any]] = []
+        self.buckets: list[Bucket] = []
         self.stored_bytes = 0
 
     def buffer(self, size: int) -> torch.Tensor:
@@ -94,6 +96,9 @@ class WeightPublisher:
         self.steps_of_versions: dict[int, int] = {}
         """By version: the last training step that ended with it."""
         self._checksum: int | None = None
+        self._frozen = FrozenWeights(trained.module)
+        self._stored: StoredWeights | None = None
+        """The frozen weights."""
 
     def sync(self) -> None:
         """Publish the current weights as those of the running step.
@@ -102,41 +107,68 @@ class WeightPublisher:
             InvariantError: The weights are not finite.
         """
         version = self.trained.steps
-        weights = CheckedWeights(self.trained.weights_in_turn())
-        digest = RunningChecksum()
-        transport = StoredBuckets(self.line)
-        sent = 0
+        frozen = self._store_frozen(version)
+        changing = self._store(version, without=frozen.names)
+        stored_before = frozen is self._stored
+        self._stored = frozen
         if self.ranks.rank == 0:
-            acting = self._as_acting(weights, digest)
-            sent = send(acting, transport, bucket_bytes=self._bucket())
-        else:
-            for rows in weights:
-                digest.add(rows)
-        weights.require_finite(self.ranks, version=version)
-        if self.ranks.rank == 0:
-            self.transferred_bytes = transport.stored_bytes
-            published = Weights(self.step, version, tuple(transport.buckets), sent)
+            self.transferred_bytes = changing.num_bytes + (not stored_before) * frozen.num_bytes
+            published = Weights(
+                step=self.step,
+                version=version,
+                buckets=changing.buckets,
+                checksum=total([changing.checksum, frozen.checksum]),
+                frozen=frozen.buckets,
+            )
             self.line.call("publish", self.group, published)
-        self.unchanged = version > self.version and digest.value == self._checksum
-        self._checksum = digest.value
+        self.unchanged = version > self.version and changing.checksum == self._checksum
+        self._checksum = changing.checksum
         self.version = version
 
     def step_done(self) -> None:
         """Record that the running step ended with the last published weights."""
         self.steps_of_versions[self.version] = self.step
 
-    def _as_acting(self, weights: Iterable[Rows], digest: RunningChecksum) -> Iterator[Rows]:
-        """Weights in the acting dtype; `digest` gets those in the trained dtype."""
-        names = {name for name, _ in self.trained.module.named_parameters(remove_duplicate=False)}
-        for rows in weights:
-            digest.add(rows)
-            converts = self.acting_dtype is not None and rows.name in names
-            yield rows.with_values(rows.values.to(self.acting_dtype)) if converts else rows
+    def _store_frozen(self, version: int) -> "StoredWeights":
+        """The frozen weights in the object store: those of the last sync, unless one changed."""
+        if self._stored is None:
+            self._frozen.begin()
+        names = set.intersection(*self.ranks.gather_objects(set(self._frozen.types())))
+        if self._stored is not None and self._stored.names <= names:
+            return self._stored
+        return self._store(version, without=self.trained.module.state_dict().keys() - names)
 
-    def _bucket(self) -> int:
-        state = self.trained.module.state_dict().values()
-        total = sum(tensor.numel() * tensor.element_size() + ALIGNMENT for tensor in state)
-        return min(BUCKET_BYTES, max(total, 1))
+    def _store(self, version: int, *, without: Set[str]) -> "StoredWeights":
+        """Store weights in the acting dtype: all ranks gather them, rank 0 stores them."""
+        state = self.trained.module.state_dict()
+        names = state.keys() - without
+        dtypes = {}
+        if self.acting_dtype is not None:
+            parameters = self.trained.module.named_parameters(remove_duplicate=False)
+            dtypes = {name: self.acting_dtype for name, _ in parameters}
+        weights = CheckedWeights(self.trained.weights_in_turn(without=without, dtypes=dtypes))
+        transport = StoredBuckets(self.line)
+        if self.ranks.rank == 0:
+            size = sum(state[name].numel() * state[name].element_size() for name in names)
+            bucket_bytes = min(BUCKET_BYTES, size + ALIGNMENT * len(names) + 1)
+            checksum = send(weights, transport, bucket_bytes=bucket_bytes)
+        else:
+            checksum = RunningChecksum(weights).value
+        weights.require_finite(self.ranks, version=version)
+        return StoredWeights(
+            frozenset(names), tuple(transport.buckets), checksum, transport.stored_bytes
+        )
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Weights in the object store."""
+
+    names: frozenset[str]
+    buckets: tuple[Bucket, ...]
+    """Empty on ranks that store none."""
+    checksum: int
+    num_bytes: int
 
 
 class SecondCopy:
@@ -162,6 +194,9 @@ class SecondCopy:
             if name in kept
         }
         self._spare = {name: torch.empty_like(tensor.data) for name, tensor in self._own.items()}
+        # the buckets of frozen weights that each of the two has, with their checksum
+        self._own_frozen: tuple[tuple[Bucket, ...], int] | None = None
+        self._spare_frozen: tuple[tuple[Bucket, ...], int] | None = None
 
     def receive(self, weights: Weights) -> None:
         """Copy published weights into the second copy while the first acts; callable from any
@@ -170,12 +205,24 @@ class SecondCopy:
         Raises:
             InvariantError: The checksum differs from the sender's.
         """
+        if self._spare_frozen is None or self._spare_frozen[0] != weights.frozen:
+            self._spare_frozen = weights.frozen, self._copy(weights.frozen, step=weights.step)
+        arrived = total([self._spare_frozen[1], self._copy(weights.buckets, step=weights.step)])
+        if arrived != weights.checksum:
+            raise InvariantError(
+                f"The weights of step {weights.step} arrived with the checksum {arrived}, but "
+                f"were sent with {weights.checksum}. Report this with the run's config; the last "
+                "checkpoint is intact."
+            )
+
+    def _copy(self, buckets: Iterable[Bucket], *, step: int) -> int:
+        """Copy buckets into the second copy; returns their checksum there."""
         digest = RunningChecksum()
-        for packed, reference in weights.buckets:
+        for packed, reference in buckets:
             [array] = self.line.fetch([reference])
             if array is LOST:
                 raise InvariantError(
-                    f"The weights of step {weights.step} are lost, because the training rank died."
+                    f"The weights of step {step} are lost, because the training rank died."
                 )
             buffer = torch.from_numpy(np.array(array, copy=True))
             for rows in (Entry.unpacked(each).rows(buffer) for each in packed):
@@ -184,17 +231,13 @@ class SecondCopy:
                     place.copy_(rows.values)
                     rows = rows.with_values(place)
                 digest.add(rows)
-        if digest.value != weights.checksum:
-            raise InvariantError(
-                f"The weights of step {weights.step} arrived with the checksum {digest.value}, but "
-                f"were sent with {weights.checksum}. Report this with the run's config; the last "
-                "checkpoint is intact."
-            )
+        return digest.value
 
     def swap(self, weights: Weights) -> None:
         """Let the received weights act."""
         for name, tensor in self._own.items():
             tensor.data, self._spare[name] = self._spare[name], tensor.data
+        self._own_frozen, self._spare_frozen = self._spare_frozen, self._own_frozen
         self.acting = weights
         self.engine.update_weights(weights.version)
 

@@ -147,11 +147,8 @@ class ActingModule:
                 f"The trained module lacks {len(missing)} weights of the acting one, the first of "
                 f"them {missing[0]!r}."
             )
-        return [
-            ChecksumPair(
-                trained=total(self._sums.values()), acting=checksum(self.module.state_dict())
-            )
-        ]
+        sent = total(part.value for part in self._sums.values())
+        return [ChecksumPair(trained=sent, acting=checksum(self.module.state_dict()))]
 
 
 def receive_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], *, sent: int) -> None:
