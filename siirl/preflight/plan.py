@@ -70,6 +70,8 @@ class ResumePoint:
     """Text with checkpoint and step, or that there is no checkpoint and the run is new."""
     step: int = 0
     """Number of completed steps."""
+    changed: tuple[str, ...] = ()
+    """Keys that have another value than in the run that is continued, with both values."""
 
 
 @dataclass(frozen=True)

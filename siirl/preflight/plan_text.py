@@ -8,7 +8,7 @@ from envs.names import listed_tasks
 from siirl.preflight.gpu_fit import table_lines
 from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.memory import counted, shortage, size_text
-from siirl.preflight.plan import Plan
+from siirl.preflight.plan import Plan, ResumePoint
 from siirl.terminal.printable import printable
 from siirl.terminal.terminal_lines import USUAL_COLUMNS
 
@@ -37,7 +37,7 @@ def render(plan: Plan, *, columns: int = USUAL_COLUMNS) -> str:
         *((f"group {group.name}", _render_group(group)) for group in plan.groups),
         *([("staleness", _render_staleness(plan))] if plan.groups else []),
         *_lines_of_agents(plan),
-        *([("begins", plan.begins.words)] if plan.begins is not None else []),
+        *_lines_of_begin(plan.begins),
         ("length", _render_length(plan)),
         (
             "memory",
@@ -63,6 +63,14 @@ def render(plan: Plan, *, columns: int = USUAL_COLUMNS) -> str:
     width = max(len(name) for name, _ in lines)
     texts = (_hanging(name, value, column=width + 4, columns=columns) for name, value in lines)
     return "\n".join(["Plan", *texts])
+
+
+def _lines_of_begin(begins: ResumePoint | None) -> list[tuple[str, str]]:
+    """Where a run with `trainer.resume` starts, and what it changes."""
+    if begins is None:
+        return []
+    changed = ", ".join(begins.changed)
+    return [("begins", begins.words), *([("changed", changed)] if changed else [])]
 
 
 def _lines_of_agents(plan: Plan) -> list[tuple[str, str]]:

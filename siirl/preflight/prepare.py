@@ -4,7 +4,7 @@ It loads the graph and registered names, checks policy, reward and machine, and 
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.base import EnvSpec
@@ -47,6 +47,7 @@ from siirl.preflight.resume_checks import (
     check_stream,
     resumed_policy,
     unread_config,
+    with_changes,
 )
 from siirl.reporting.metric_writers import check_loggers
 
@@ -109,6 +110,8 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
             player=None if player == group else (player, config_of_group(config, player)),
         )
     plan = plan_of_groups(plans, shared=owners(config.agents))
+    if begins is not None:  # the checks above may change keys
+        plan = replace(plan, begins=with_changes(begins, config))
     return PreparedJob(graph=graph, plan=plan, warnings=tuple(dict.fromkeys(warnings)))
 
 

@@ -1,6 +1,7 @@
 """Checks of the run that `trainer.resume` continues."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,20 @@ from siirl.errors import ConfigError
 from siirl.params import SiiRLArguments
 from siirl.params.build import as_text
 from siirl.params.key_names import MODEL_OPTIONS, MODEL_POLICY
+from siirl.params.parser import to_tree
+from siirl.params.schema import keys_of
 from siirl.params.user_settings import value_at
 from siirl.preflight.needed_files import find_resume
 from siirl.preflight.plan import ResumePoint
-from siirl.reporting.config_difference import is_damaged, read_config
+from siirl.reporting.config_difference import flat, is_damaged, read_config
 from siirl.reporting.earlier_rows import CONNECTION, OPENENV
 from siirl.reporting.run_folder import CONFIG_FILE
 
 CONTINUED = ("env.id", "env.max_episode_steps", "env.kwargs", "data.train_batch_size")
 """Keys on which the running episodes of a run with `rollout.n_steps` depend."""
+
+FOLDERS = ("trainer.resume", "trainer.output_dir", "trainer.experiment_name")
+LONG = 80  # characters of two values
 
 
 def check_resume(config: SiiRLArguments) -> ResumePoint | None:
@@ -185,6 +191,30 @@ def changed_options(config: SiiRLArguments, resumed: Path) -> list[str]:
     own = config.actor_rollout_ref.model.options
     names = its.keys() | own.keys()
     return sorted(n for n in names if (n in its, its.get(n)) != (n in own, own.get(n)))
+
+
+def with_changes(begins: ResumePoint, config: SiiRLArguments) -> ResumePoint:
+    """`begins` with the keys that differ from the configuration of the run that is continued.
+
+    Left out: keys that name folders, and keys that either run lacks.
+    """
+    if config.trainer.resume is None:
+        return begins
+    known = {key.place: key for key in keys_of(SiiRLArguments)}
+    run = resolve_checkpoint(Path(config.trainer.resume)).parent.parent
+    its = dict(flat(read_config(run / CONFIG_FILE), known))
+    pairs = {
+        place: (as_text(its[place]), as_text(own))
+        for place, own in flat(to_tree(config), known)
+        if place in its and place not in FOLDERS
+    }
+    changed = (_change(place, *pair) for place, pair in pairs.items() if pair[0] != pair[1])
+    return replace(begins, changed=tuple(changed))
+
+
+def _change(place: str, its: str, own: str) -> str:
+    """A changed key with both values, or its name alone where they are long."""
+    return place if len(its) + len(own) > LONG else f"{place} {its} -> {own}"
 
 
 def unread_config(resume: str | None) -> Iterator[str]:

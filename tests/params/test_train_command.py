@@ -19,6 +19,7 @@ from siirl.data_coordinator.task_stream import TaskLoader
 from siirl.models.adapters import Adaptable
 from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params.model_args import LoraArguments
+from siirl.params.parser import parse_config, to_yaml
 from siirl.terminal.exit_status import REFUSED
 from siirl.train import main
 from tests.envs.openenv.echo_server import Echo
@@ -431,6 +432,21 @@ def test_a_damaged_configuration_of_the_resumed_run_is_a_warning(
 def one_line(text: str) -> str:
     """A plan without its line breaks and indents."""
     return " ".join(text.split())
+
+
+def test_the_plan_of_a_resumed_run_names_the_keys_that_differ_from_its_own(
+    three_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["pipeline=grpo", "env=math", "trainer.total_steps=9", "trainer.seed=5"]
+    (three_steps / "config.yaml").write_text(to_yaml(parse_config(words)))
+    assert main(["--plan", *words, f"trainer.resume={three_steps}"]) == 0
+    assert " changed " not in one_line(capsys.readouterr().out)
+    other = ["pipeline=dapo", "trainer.total_steps=4", f"trainer.resume={three_steps}"]
+    assert main(["--plan", "--config", f"{three_steps}/config.yaml", *other]) == 0
+    changed = one_line(capsys.readouterr().out).split(" changed ")[1].split(" length ")[0]
+    assert "trainer.total_steps 9 -> 4" in changed
+    assert "dag.pipeline grpo -> dapo" in changed
+    assert "trainer.seed" not in changed
 
 
 def test_the_plan_names_the_step_at_which_a_resumed_run_begins(
