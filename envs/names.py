@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
-LISTED = 12
+LISTED = 16
 """Largest number of names in one message."""
 TASKS = 10  # of a long list of tasks
 LONGEST = 100  # characters of a task's name
@@ -33,9 +33,10 @@ def listed(name: object, known: Iterable[str]) -> str:
     names = list(known)
     if len(names) <= LISTED:
         return ", ".join(names) or "(none)"
-    alike = sorted(names, key=lambda other: -_likeness(str(name), other))
+    alike = sorted(names, key=lambda other: -_likeness(str(name), other))[:LISTED]
     others = len(names) - LISTED
-    return f"{', '.join(alike[:LISTED])} and {others} other{'s' if others > 1 else ''}"
+    shown = ", ".join(other for other in names if other in alike)
+    return f"{shown} and {others} other{'s' if others > 1 else ''}"
 
 
 def listed_tasks(tasks: Sequence[str]) -> str:

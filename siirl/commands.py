@@ -166,6 +166,8 @@ def _unknown(word: str) -> UnknownNameError:
             f"{word!r} is not a subcommand. Did you mean 'siirl train {word}'? Known: "
             f"{', '.join(SUBCOMMANDS)}."
         )
+    if word == "plan":
+        return UnknownNameError("'plan' is not a subcommand: 'siirl train --plan' prints a plan.")
     return UnknownNameError.of(kind="subcommand", name=word, known=SUBCOMMANDS)
 
 

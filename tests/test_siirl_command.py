@@ -100,6 +100,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
             "siirl: Unknown subcommand 'trian'. Did you mean 'train'? Known: completion, doctor, ",
         ),
         (["warm_start"], "siirl: Unknown subcommand 'warm_start'. Did you mean 'warm-start'?"),
+        (["plan"], "siirl: 'plan' is not a subcommand: 'siirl train --plan' prints a plan."),
         (["--verison"], "siirl: Unknown flag '--verison'. Did you mean '--version'?"),
         (
             ["env=math"],

@@ -60,9 +60,16 @@ def _caller(function: Callable[..., Any]) -> Callable[[Any], Any]:
     async def call(samples: Any) -> Any:
         if samples == PING:
             return PING
-        return [judged(await _awaited(function(**sample))) for sample in samples]
+        return [await _graded(function, sample) for sample in samples]
 
     return call
+
+
+async def _graded(function: Callable[..., Any], sample: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return judged(await _result(function, sample))
+    except _Raised as error:
+        return {FAILED: str(error)}
 
 
 def _batch_caller(function: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -72,7 +79,10 @@ def _batch_caller(function: Callable[..., Any]) -> Callable[[Any], Any]:
         columns = {}
         for many, one in zip(BATCH_ARGUMENTS, ARGUMENTS, strict=True):
             columns[many] = [sample[one] for sample in samples]
-        scores = await _awaited(function(**columns))
+        try:
+            scores = await _result(function, columns)
+        except _Raised as error:
+            return [{FAILED: str(error)}] * len(samples)
         if isinstance(scores, str | bytes | Mapping) or not isinstance(scores, Sequence):
             raise TypeError(
                 f"it returned {type(scores).__name__}, but {len(samples)} samples need a list of "
@@ -85,8 +95,14 @@ def _batch_caller(function: Callable[..., Any]) -> Callable[[Any], Any]:
     return call
 
 
-async def _awaited(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result
+class _Raised(Exception):
+    """What a function raised, with file and line."""
+
+
+async def _result(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    with user_code(_Raised):
+        result = function(**arguments)
+        return await result if inspect.isawaitable(result) else result
 
 
 def judged(result: Any) -> dict[str, Any]:

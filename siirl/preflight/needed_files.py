@@ -212,6 +212,11 @@ def find_resume(trainer: TrainingArguments) -> Path | None:
     resume = trainer.resume
     if resume is None:
         return None
+    if not resume.strip():
+        raise ConfigError(
+            "trainer.resume is empty: name a run folder, a checkpoint in it, or auto, or leave the "
+            "key out for a new run."
+        )
     if resume == "auto":
         runs = (Path(trainer.output_dir).expanduser() / trainer.experiment_name).glob("*/")
         # run folders are named by time

@@ -365,6 +365,11 @@ def test_a_run_without_checkpoint_is_refused(tmp_path: Path) -> None:
         resume(tmp_path, str(make_run(tmp_path, "2026-01-01", steps=0)))
 
 
+def test_an_empty_word_is_not_the_current_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer.resume is empty: name a run folder"):
+        resume(tmp_path, "")
+
+
 def test_a_missing_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingAssetError, match="there is no such folder"):
         resume(tmp_path, str(tmp_path / "nowhere"))
