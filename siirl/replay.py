@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         "overrides",
         nargs="*",
         default=[],  # without a default, argparse calls it required
-        help="as for siirl.train, for example env.render_quality=full",
+        help="as for siirl train, for example env.render_quality=full",
     )
     parser.add_argument("--every", type=integer, help="environment steps between two frames (1)")
     parser.add_argument(

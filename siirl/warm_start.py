@@ -147,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_sources(parser)
     parser.add_argument(
-        "overrides", nargs="*", help="group=option and key=value, as for siirl.train"
+        "overrides", nargs="*", help="group=option and key=value, as for siirl train"
     )
     return parser
 

@@ -351,6 +351,13 @@ def _add_user_groups(tree: DictConfig, keys: Iterable[Assignment]) -> dict[str, 
 
 
 def _unknown(leaf: Assignment, known: Mapping[str, Key]) -> SiirlError:
+    if leaf.key == "defaults" and isinstance(leaf.value, list):
+        entries = (entry for entry in leaf.value if isinstance(entry, Mapping))
+        chosen = [f"{group}: {option}" for entry in entries for group, option in entry.items()]
+        return ConfigError(
+            f"defaults ({leaf.source}) is a list of Hydra, which siirl does not read. Choose the "
+            f"groups by keys of the file: {', '.join(chosen) or 'pipeline: grpo, env: math'}."
+        )
     below = [place for place in known if place.startswith(f"{leaf.key}.")]
     if below and leaf.value is None:
         return ConfigError(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from siirl.errors import UnknownNameError
+from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.config_groups import options
 from siirl.params.parser import parse, parse_config, to_tree, to_yaml
 from tests.params.refused import refusal
@@ -364,3 +364,10 @@ def test_keys_of_the_file_that_a_typed_group_replaces_are_named(tmp_path):
     )
     file.write_text(f"env: math\n{file.read_text()}".replace("env: {tasks: [sums-3]}\n", ""))
     assert parse(["trainer.save_freq=9"], config_file=file).notices == ()
+
+
+def test_a_defaults_list_of_hydra_is_refused_with_the_keys_that_choose_its_groups(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults:\n  - pipeline: grpo\n  - env: math\n  - _self_\n")
+    with pytest.raises(ConfigError, match=r"keys of the file: pipeline: grpo, env: math\.$"):
+        parse([], config_file=file)
