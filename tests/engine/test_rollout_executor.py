@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import traceback
 
 import pytest
 from scripted_text import ScriptedEngine
@@ -62,9 +63,13 @@ def test_a_failed_simulation_is_reported_beside_the_others(inference):
 
 def test_any_other_error_ends_the_batch_and_cancels_the_rest(inference):
     workflow = Sleepy(breaking=[2])
-    with pytest.raises(ValueError, match="a bug"):
+    with pytest.raises(ValueError, match="a bug") as caught:
         inference.rollout_batch([request(i) for i in range(3)], workflow)
     assert sorted(workflow.cancelled) == ["0", "1"]
+    # a printed trace has the mistake once, not once for every episode
+    printed = "".join(traceback.format_exception(caught.value))
+    assert printed.count("ValueError: a bug") == 1
+    assert "ExceptionGroup" not in printed
 
 
 def test_each_episode_is_counted_when_it_is_done(inference):

@@ -234,7 +234,9 @@ class InferenceEngine:
                     for entry in data
                 ]
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
+            first = errors.exceptions[0]
+            # not from the group, whose trace repeats one mistake for every episode
+            raise first from first.__cause__
         result = RolloutResult()
         for entry, task in zip(data, tasks, strict=True):
             result.add(entry, _accepted(task.result(), should_accept))
