@@ -13,6 +13,14 @@ import numpy as np
 from envs.base import LARGEST_REWARD, EnvSpec, is_reward
 
 
+class NotFinite(str):
+    """A fault of numbers, which a simulator may not repeat in a replay; other faults are of form,
+    which the code of the environment repeats.
+    """
+
+    __slots__ = ()
+
+
 def fault_of_reset(result: Any, *, spec: EnvSpec) -> str | None:
     """Check (observation, info)."""
     if not isinstance(result, tuple) or len(result) != 2:
@@ -86,7 +94,7 @@ def _fault_of_box(observation: Any, space: gymnasium.spaces.Box, *, where: str) 
         found = f"{observation.dtype} {observation.shape}"
         return f"{where} is {found} instead of {space.dtype} {space.shape}"
     if observation.dtype.kind == "f" and not np.isfinite(observation).all():
-        return f"{where} has NaN or infinite values"
+        return NotFinite(f"{where} has NaN or infinite values")
     return None
 
 
@@ -116,10 +124,11 @@ def _fault_of_rewards(reward: Any, *, spec: EnvSpec) -> str | None:
         )
     for entry in reward if spec.num_agents > 1 else [reward]:
         if not is_reward(entry):
-            return (
+            fault = (
                 f"reward is {_shown(entry)} instead of a finite number of at most "
                 f"{LARGEST_REWARD:g} in size"
             )
+            return NotFinite(fault) if isinstance(entry, float | np.floating) else fault
     return None
 
 

@@ -272,6 +272,12 @@ class Misbehaved(RuntimeError):
     """
 
 
+class WrongForm(Misbehaved):
+    """A result of the wrong type, shape or number of values. A replay would give it again, so its
+    episode fails without one.
+    """
+
+
 RESET_VALUES = ("observation", "info")
 STEP_VALUES = ("observation", "reward", "terminated", "truncated", "info")
 
@@ -280,15 +286,15 @@ async def answer_of(answer: Any, *, call: str, values: Sequence[str]) -> Any:
     """The answer of an environment's method `call`, which has these values.
 
     Raises:
-        Misbehaved: The method is not `async def`, or returned another number of values.
+        WrongForm: The method is not `async def`, or returned another number of values.
     """
     if not inspect.isawaitable(answer):
-        raise Misbehaved(f"{call} is a plain function: define it with `async def`.")
+        raise WrongForm(f"{call} is a plain function: define it with `async def`.")
     result = await answer
     if not isinstance(result, tuple | list) or len(result) != len(values):
         sized = isinstance(result, tuple | list)
         returned = f"{len(result)} values" if sized else f"a {type(result).__name__}"
-        raise Misbehaved(f"{call} must return ({', '.join(values)}), but returned {returned}.")
+        raise WrongForm(f"{call} must return ({', '.join(values)}), but returned {returned}.")
     return result
 
 

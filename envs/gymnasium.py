@@ -37,6 +37,7 @@ from envs.base import (
     Info,
     Misbehaved,
     StepResult,
+    WrongForm,
     is_reward,
 )
 from envs.gymnasium_drawing import has_render, may_draw
@@ -207,13 +208,13 @@ class GymnasiumEnv(Environment):
         if isinstance(reward, float):
             return float(reward)
         if np.size(reward) != 1:
-            raise Misbehaved(
+            raise WrongForm(
                 f"{self._subject} returned {np.size(reward)} rewards, "
                 f"{reward}, but a step has one: wrap it to return their sum or one of them."
             )
         value = np.asarray(reward).reshape(())
         if value.dtype.kind not in "biuf":
-            raise Misbehaved(
+            raise WrongForm(
                 f"{self._subject} returned reward {reward!r}, but a reward must be a number."
             )
         return float(value)
@@ -232,7 +233,7 @@ class GymnasiumEnv(Environment):
         try:
             return self._layout.read(observation)
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise Misbehaved(
+            raise WrongForm(
                 f"{self._subject} returned an observation outside its "
                 f"space {str(self._env.observation_space)[:MOST_SHOWN]} after {self._step} steps: "
                 f"{type(error).__name__}: {error}."
@@ -243,14 +244,14 @@ class GymnasiumEnv(Environment):
             return bool(value)
         array = np.asarray(value)
         if array.size != 1 or array.dtype.kind not in "biuf" or array.reshape(()) not in (0, 1):
-            raise Misbehaved(
+            raise WrongForm(
                 f"{self._subject} returned {name}={value!r}, which must be true or false."
             )
         return bool(array.reshape(()))
 
     def _info(self, raw: Any) -> Info:
         if not isinstance(raw, Mapping):
-            raise Misbehaved(
+            raise WrongForm(
                 f"{self._subject} returned {raw!r} as its info after "
                 f"{self._step} steps, which must be a dict."
             )

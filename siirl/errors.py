@@ -45,6 +45,10 @@ class SimulationFailed(SiirlError, RuntimeError):
 
     cause = ""
     """The reason without the words that name the episode; empty: the message has no others."""
+    culprit = ""
+    """The fault of the environment in `cause`, with a traceback below it; empty: the message."""
+    episode = ""
+    """Seed and options of the episode; empty: the message names them."""
 
 
 class RefusedByEnvironment(SiirlError, ValueError):

@@ -26,6 +26,7 @@ from envs.base import (
     Info,
     Misbehaved,
     ServerAway,
+    WrongForm,
     answer_of,
 )
 from envs.mistakes import describe_exit, text_of
@@ -47,8 +48,9 @@ class RaisedError(NamedTuple):
 
     kind: Literal["mistake", "episode", "away", "fault"]
     """`mistake`: a ValueError; the environment refuses an argument, and would refuse it again.
-    `episode`: an `EpisodeFailed`; this episode cannot be scored, even if repeated, and the
-    environment works. `away`: a `ServerAway`; the environment could not be made. `fault`: all else.
+    `episode`: an `EpisodeFailed` or `WrongForm`; this episode cannot be scored, even if repeated,
+    and the environment works. `away`: a `ServerAway`; the environment could not be made. `fault`:
+    all else.
     """
     summary: str
     """Type and message; for a `mistake` the message only, since it is raised again."""
@@ -59,7 +61,12 @@ class RaisedError(NamedTuple):
     def of(cls, error: BaseException) -> "RaisedError":
         """Describe `error`."""
         if isinstance(error, Misbehaved):
-            return cls(kind="fault", summary=text_of(error).rstrip("."), trace="")
+            wrong_form = isinstance(error, WrongForm)
+            return cls(
+                kind="episode" if wrong_form else "fault",
+                summary=text_of(error).rstrip("."),
+                trace="",
+            )
         if isinstance(error, ServerAway):
             return cls(kind="away", summary=text_of(error).rstrip("."), trace="")
         trace = "\n" + "".join(traceback.format_exception(error))

@@ -31,11 +31,15 @@ CLOSE_DEADLINE_S = 5.0
 
 
 class ServerFault(Exception):
-    """A server failed and will be replaced; `charged`: the requesting episode may be the cause."""
+    """A server failed and will be replaced; `charged`: the requesting episode may be the cause.
 
-    def __init__(self, kind: FaultKind, detail: str, *, charged: bool) -> None:
-        super().__init__(f"{kind}: {detail}")
+    `culprit` is the reason, without the server if code of the environment is the cause.
+    """
+
+    def __init__(self, kind: FaultKind, detail: str, *, server: str, charged: bool) -> None:
+        super().__init__(f"{kind}: server {server}: {detail}")
         self.charged = charged
+        self.culprit = detail if kind in ("raised", "garbage") else str(self)
 
 
 class _WaitingRequest(NamedTuple):
@@ -115,7 +119,7 @@ class ServerSupervisor:
         """
         self._refuse_if_closed()
         if self._transport is None or generation != self.generation:
-            raise ServerFault("died", f"server {self.name} was replaced", charged=False)
+            raise ServerFault("died", "it was replaced", server=self.name, charged=False)
         loop = asyncio.get_running_loop()
         waiting = _WaitingRequest(request, loop.create_future())
         if not self._outbox:
@@ -148,7 +152,7 @@ class ServerSupervisor:
             charged = waiting.request.env in culprits
             _settle(
                 waiting.answer,
-                error=ServerFault(kind, f"server {self.name}: {detail}", charged=charged),
+                error=ServerFault(kind, detail, server=self.name, charged=charged),
             )
 
     def take_busy_s(self) -> float:
@@ -209,13 +213,14 @@ class ServerSupervisor:
         if not opening.done():
             raise ServerFault(
                 "start",
-                f"server {self.name} was not ready after {self._start_deadline_s:g} s",
+                f"it was not ready after {self._start_deadline_s:g} s",
+                server=self.name,
                 charged=True,
             )
         error = opening.exception()
         if error is not None:
             raise ServerFault(
-                "start", f"server {self.name}: {stated_cause(error)}", charged=True
+                "start", stated_cause(error), server=self.name, charged=True
             ) from error
         raised = opening.result()
         if raised is None:
@@ -226,8 +231,8 @@ class ServerSupervisor:
             raise EpisodeFailed(raised.summary)
         raise ServerFault(
             "start",
-            f"server {self.name}: the environment could not be made: {raised.summary}"
-            f"{raised.trace}",
+            f"the environment could not be made: {raised.summary}{raised.trace}",
+            server=self.name,
             charged=True,
         )
 
@@ -322,7 +327,7 @@ class ServerSupervisor:
                 _settle(
                     answer,
                     error=ServerFault(
-                        "raised", f"server {self.name}: {detail}{value.trace}", charged=True
+                        "raised", f"{detail}{value.trace}", server=self.name, charged=True
                     ),
                 )
                 self.kill_server("raised", detail, generation=generation, culprits={request.env})

@@ -242,11 +242,17 @@ class Slot:
             fault = answer_checks.fault_of_step(
                 result, spec=self._spec, num_actions=len(arguments[0])
             )
-        if fault is not None:
+        if isinstance(fault, answer_checks.NotFinite):
+            detail = f"{method}: {fault}"
             self.supervisor.kill_server(
-                "garbage", fault, generation=generation, culprits={self._env}
+                "garbage", detail, generation=generation, culprits={self._env}
             )
-            raise ServerFault("garbage", f"server {self.supervisor.name}: {fault}", charged=True)
+            raise ServerFault("garbage", detail, server=self.supervisor.name, charged=True)
+        if fault is not None:
+            raise EpisodeFailed(
+                f"{method} of environment {self._spec.name!r}: {fault}. Test it alone with "
+                "envs.checker.check_env"
+            )
         return result
 
     def _allow_another_try(self, episode: EpisodeRecord, fault: ServerFault) -> None:
@@ -254,13 +260,13 @@ class Slot:
         if fault.charged:
             episode.faults += 1
         if episode.faults > self._max_replays:
-            self._give_up(
-                episode,
+            often = (
                 f"its server failed {episode.faults} times, and env.max_replays is "
-                f"{self._max_replays}. Last: {fault}",
+                f"{self._max_replays}"
             )
+            self._give_up(episode, f"{often}. Last: {fault}", culprit=fault.culprit)
         if episode.calls and not self._spec.replayable:
-            self._give_up(episode, f"{UNREPLAYABLE}. Last: {fault}")
+            self._give_up(episode, f"{UNREPLAYABLE}. Last: {fault}", culprit=fault.culprit)
         action = "is started again"
         if episode.calls:
             action = f"is replayed after {episode.num_chunks} chunks"
@@ -269,16 +275,14 @@ class Slot:
             cause = f"failure {episode.faults}, {self._max_replays} allowed"
         logger.warning("Episode with seed %d %s (%s).", episode.seed, action, cause)
 
-    def _give_up(self, episode: EpisodeRecord, reason: str) -> NoReturn:
+    def _give_up(self, episode: EpisodeRecord, reason: str, *, culprit: str = "") -> NoReturn:
         self._episode = None
         cause = _ended(reason)
-        message = (
-            f"The episode with seed {episode.seed} and options {episode.options} could not be "
-            f"simulated: {cause}"
-        )
+        name = f"seed {episode.seed} and options {episode.options}"
+        message = f"The episode with {name} could not be simulated: {cause}"
         self._tally.fail(cause, message)
         failed = SimulationFailed(message)
-        failed.cause = cause
+        failed.cause, failed.culprit, failed.episode = cause, _ended(culprit or reason), name
         raise failed
 
 

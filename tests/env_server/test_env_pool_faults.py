@@ -1,6 +1,7 @@
 """Faults of environments in a pool that need no process: replays, failed episodes, the log."""
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from local_pools import local_pool, run_episode, run_episodes
 from virtual_time import run_in_virtual_time
 
 from envs.base import FrameRequest
+from siirl.engine.rollout.workflow import RolloutResult
 from siirl.env_server.server import RaisedError
 from siirl.env_server.tally import Tally
 from siirl.errors import SimulationFailed
@@ -15,7 +17,7 @@ from siirl.errors import SimulationFailed
 
 @pytest.mark.parametrize(
     "fault",
-    ["raise", "hang_awaiting", "nan_observation", "nan_reward", "wrong_shape", "wrong_dtype"],
+    ["raise", "hang_awaiting", "nan_observation", "nan_reward"],
 )
 def test_after_a_fault_the_episode_ends_as_without_it(fault, tmp_path):
     async def episodes(times):
@@ -32,6 +34,46 @@ def test_after_a_fault_the_episode_ends_as_without_it(fault, tmp_path):
         == calm["env/steps"]
         == sum(entry[-1] for episode in wanted for entry in episode[1:])
     )
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("wrong_shape", "is float32 (3,) instead of float32 (2,)"),
+        ("wrong_dtype", "is float64 (2,) instead of float32 (2,)"),
+    ],
+)
+def test_a_result_of_the_wrong_form_fails_its_episode_without_a_replay(fault, words, tmp_path):
+    async def episodes():
+        kwargs = {"fault": fault, "ledger": str(tmp_path), "times": 99}
+        async with local_pool("probe_envs:FaultyEnv", kwargs) as pool:
+            return await run_episodes(pool, range(4)), pool.stats()
+
+    said, stats = asyncio.run(episodes())
+    assert [isinstance(entry, SimulationFailed) for entry in said] == [False, True, False, False]
+    assert said[1].culprit == (
+        f"step_chunk of environment 'walk': observation['proprioception'] {words}. "
+        "Test it alone with envs.checker.check_env."
+    )
+    assert (stats["env/replays"], stats["env/failures"], len(list(tmp_path.iterdir()))) == (0, 1, 1)
+
+
+def test_the_reason_of_an_episode_begins_with_the_fault_and_not_with_the_server(tmp_path):
+    async def episode():
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "times": 99}
+        async with local_pool("probe_envs:FaultyEnv", kwargs, max_replays=0) as pool:
+            return (await run_episodes(pool, [1]))[0]
+
+    failed = asyncio.run(episode())
+    result = RolloutResult()
+    result.add(SimpleNamespace(task="left"), failed)
+    (reason,) = result.reasons()
+    sentence, _, trace = reason.partition("\n")
+    assert sentence == (
+        "step_chunk raised RuntimeError: the simulation diverged (task 'left', seed 1 and options "
+        "{})."
+    )
+    assert trace.endswith("\nRuntimeError: the simulation diverged")
 
 
 def test_frames_survive_a_fault(tmp_path):

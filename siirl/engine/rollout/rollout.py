@@ -202,9 +202,11 @@ def too_many_failures(
         failed: Number of episodes that could not be simulated.
         episodes: Number of all episodes.
         max_failed_share: `env.max_failed_share`.
-        first: Reason of the first.
+        first: Reason of the first (`RolloutResult.reasons`).
     """
+    sentence, newline, trace = first.partition("\n")
     return TooManyFailures(
-        f"{failed} of {episodes} episodes could not be simulated, more than "
-        f"env.max_failed_share={max_failed_share} allows. The first: {first}"
+        f"{sentence} {failed} of {episodes} episodes could not be simulated, more than "
+        f"env.max_failed_share={max_failed_share} allows; this is the reason of the first."
+        f"{newline}{trace}"
     )

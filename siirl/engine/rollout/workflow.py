@@ -127,9 +127,15 @@ class RolloutResult:
             self.rejected.append(data)
 
     def reasons(self) -> list[str]:
-        """Task and reason of each episode that could not be simulated."""
-        # the reason names the seed of the episode: a segment's request may have another
-        return [f"{request.task!r}: {reason}" for request, reason in self.failed]
+        """Reason and task of each episode that could not be simulated; a traceback is below."""
+        return [_reason(request.task, failure) for request, failure in self.failed]
+
+
+def _reason(task: str, failure: SimulationFailed) -> str:
+    # the failure names the seed of the episode: a segment's request may have another
+    sentence, newline, trace = (failure.culprit or str(failure)).partition("\n")
+    name = f"task {task!r}" + (f", {failure.episode}" if failure.episode else "")
+    return f"{sentence.rstrip('.')} ({name}).{newline}{trace}"
 
 
 def trajectories_of(workflow: RolloutWorkflow, returned: Any) -> list[Trajectory]:
