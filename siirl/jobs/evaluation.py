@@ -325,7 +325,13 @@ def started(config: SiiRLArguments, folder: Path) -> Iterator[Evaluation]:
     with ExitStack() as stack:
         traces = stack.enter_context(stacks.folder_of(folder))
         stack.enter_context(session(config.cluster, folder=folder))
-        stack.enter_context(OwnWatch(limit_s=sizes.hang_limit_s(config.trainer), folder=traces))
+        stack.enter_context(
+            OwnWatch(
+                limit_s=sizes.hang_limit_s(config.trainer),
+                folder=traces,
+                environment=config.env.title,
+            )
+        )
         with OCCUPATION.doing("starts simulators and loads the policy"):
             device = prepare_device(deterministic=config.trainer.deterministic)
             evaluation = build_evaluation(

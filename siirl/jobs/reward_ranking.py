@@ -174,7 +174,13 @@ def _started(config: SiiRLArguments, folder: Path) -> Iterator["RewardCheck"]:
     with ExitStack() as stack:
         traces = stack.enter_context(stacks.folder_of(folder))
         stack.enter_context(session(config.cluster, folder=folder))
-        stack.enter_context(OwnWatch(limit_s=sizes.hang_limit_s(config.trainer), folder=traces))
+        stack.enter_context(
+            OwnWatch(
+                limit_s=sizes.hang_limit_s(config.trainer),
+                folder=traces,
+                environment=config.env.title,
+            )
+        )
         with OCCUPATION.doing("starts simulators and loads the policy"):
             pool = make_pool(config.env, cluster=config.cluster.mode, ranks=ranks)
             device = prepare_device(deterministic=config.trainer.deterministic)

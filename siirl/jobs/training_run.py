@@ -236,6 +236,7 @@ def start(
         with OwnWatch(
             limit_s=hang_s,
             folder=stacks_folder,
+            environment=config.env.title,
             run_folder=run_folder,
             resume=config.trainer.resume,
         ):

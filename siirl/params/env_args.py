@@ -133,6 +133,11 @@ class EnvArguments:
         metadata=described("Further arguments of the environment's constructor."),
     )
 
+    @property
+    def title(self) -> str:
+        """The environment's name in messages."""
+        return self.id or self.name
+
     def constructor_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for `envs.registry.make_env(self.name, ...)`, without the pool's keys.
 

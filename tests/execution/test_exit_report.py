@@ -60,12 +60,14 @@ def test_a_watched_process_that_code_in_it_ended_names_the_cluster_that_isolates
 import os
 from pathlib import Path
 from siirl.execution.scheduler.watchdog import OwnWatch
-with OwnWatch(limit_s=60.0, folder=Path({str(tmp_path)!r})):
+with OwnWatch(limit_s=60.0, folder=Path({str(tmp_path)!r}), environment="my_envs:Dock"):
     os._exit(3)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 3
-    assert "or code in it ended it, such as an environment; cluster=ray gives" in done.stderr
+    assert (
+        "or code in it ended it, such as environment my_envs:Dock; cluster=ray gives" in done.stderr
+    )
 
 
 def test_a_process_that_ended_by_itself_has_none(tmp_path: Path) -> None:

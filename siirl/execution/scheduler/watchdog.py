@@ -26,10 +26,6 @@ LOOK_EVERY_S = 1.0
 SILENT_S = 10.0  # on a busy machine, a rank reports every second or two
 SILENT = "does not answer, so it is stopped or its code holds the interpreter's lock; last it "
 LOCKED = "rank 0: does not answer, because its code holds the interpreter's lock"
-KILLED = (
-    "Its process died: it was killed, it crashed, or code in it ended it, such as an environment; "
-    "cluster=ray gives environments processes of their own."
-)
 # Stack traces take milliseconds, but a stopped process must first be continued.
 WRITTEN_WITHIN_S = 2.0
 
@@ -82,6 +78,13 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
+def _killed(environment: str) -> str:
+    return (
+        "Its process died: it was killed, it crashed, or code in it ended it, such as environment "
+        f"{environment}; cluster=ray gives environments processes of their own."
+    )
+
+
 def hang_sentence(verdict: str, *, limit_s: float, folder: Path) -> str:
     """The `HangDetector`'s verdict with the remedy."""
     return (
@@ -100,6 +103,7 @@ class OwnWatch:
     Args:
         limit_s: Longest time without progress of the rank; None: no limit.
         folder: Folder of stack traces, in the run folder.
+        environment: Name of the environment, which may end the process.
         run_folder: Folder of a run that can resume from a checkpoint; None for an evaluation.
         resume: `trainer.resume` of that run.
     """
@@ -109,12 +113,14 @@ class OwnWatch:
         *,
         limit_s: float | None,
         folder: Path,
+        environment: str,
         run_folder: Path | None = None,
         resume: str | None = None,
     ) -> None:
         self._limit_s = limit_s
         self._folder = folder
         self._over = threading.Event()
+        self._environment = environment
         self._run_folder, self._resume = run_folder, resume
         self._failure = "the evaluation failed" if run_folder is None else "the run failed"
         self._child = ExitStack()
@@ -133,7 +139,7 @@ class OwnWatch:
             self._child.enter_context(
                 exit_report(
                     sentence,
-                    f"{self._failure}: {KILLED}",
+                    f"{self._failure}: {_killed(self._environment)}",
                     traces=traces,
                     run_folder=self._run_folder,
                     before=self._resume,
