@@ -31,7 +31,11 @@ from siirl.dag_worker.placed_rollouts import ColocatedRollouts, PlacedRollouts
 from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.rewards import place_rewards
 from siirl.dag_worker.step_trace import profiled_step
-from siirl.data_coordinator.protocol.batch import check_shapes, shallow_copy
+from siirl.data_coordinator.protocol.batch import (
+    check_shapes,
+    long_columns,
+    shallow_copy,
+)
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.engine.training.collectives import join, leave
 from siirl.engine.training.rank_device import prepare_process, require_run_folder
@@ -314,7 +318,8 @@ class DAGWorker:
             place_rewards(returned, before=batch)  # those of a custom node may be wider
             check_shapes(returned)
 
-        with OCCUPATION.doing(f"computes node {node.node_id} of step {self.global_steps}"):
+        doing = f"computes node {node.node_id} of step {self.global_steps}"
+        with OCCUPATION.doing(doing), long_columns(node.label):
             output = node.run(
                 batch=batch,
                 copy=shallow_copy,

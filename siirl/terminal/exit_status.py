@@ -6,7 +6,11 @@ Left out: signal handlers (`siirl.interrupts`).
 import os
 import select
 import signal
+import sysconfig
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
 
 from envs.mistakes import describe_exit
 from siirl.errors import REFUSALS, SiirlError
@@ -15,6 +19,8 @@ from siirl.terminal.terminal_lines import say
 
 FAILED, REFUSED = 1, 2
 OUTPUTS = (1, 2)  # descriptors of stdout and stderr
+OWN = str(Path(__file__).parents[1])  # the package siirl
+LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 
 
 def exit_status(
@@ -52,7 +58,9 @@ def exit_status(
         if isinstance(error, OSError) and place is not None:
             return end(FAILED, cannot_write(place, error), error if notes else None)
         if not isinstance(error, failures):
-            raise
+            if not _says_error_of_node(error):
+                raise
+            return FAILED
         subject = "" if what is None else f"{what} failed: "
         return end(FAILED, f"{subject}{error}", error if notes else None)
     except SystemExit as error:  # of a user's code: sys.exit(0) would end the command silently
@@ -61,12 +69,34 @@ def exit_status(
         return end(FAILED, sentence, error if notes else None)
     except KeyboardInterrupt as interrupt:
         return end(interrupted(interrupt), "interrupted", interrupt if notes else None)
+    except Exception as error:
+        if not _says_error_of_node(error):
+            raise
+        return FAILED
 
 
 def end(status: int, sentence: str, error: BaseException | None) -> int:
     """Print why the command ends, with the notes attached to `error` if given; returns `status`."""
     say("\n".join([f"siirl: {sentence}", *getattr(error, "__notes__", ())]))
     return status
+
+
+def _says_error_of_node(error: Exception) -> bool:
+    """Print an error that a user's node raised, with the traceback from the node's function on;
+    return whether it is one.
+    """
+    trace = error.__traceback__
+    while trace is not None and _file(trace).startswith(OWN):
+        trace = trace.tb_next
+    noted = any(note.startswith("(while node ") for note in getattr(error, "__notes__", ()))
+    if not noted or trace is None or _file(trace).startswith(LIBRARIES):
+        return False
+    say("".join(traceback.format_exception(error.with_traceback(trace))).rstrip())
+    return True
+
+
+def _file(trace: TracebackType) -> str:
+    return trace.tb_frame.f_code.co_filename
 
 
 def interrupted(interrupt: KeyboardInterrupt) -> int:

@@ -5,7 +5,12 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from siirl.data_coordinator.protocol.batch import check_unique_uids, concat, select_rows
+from siirl.data_coordinator.protocol.batch import (
+    check_unique_uids,
+    concat,
+    long_columns,
+    select_rows,
+)
 from siirl.errors import InvariantError
 
 
@@ -87,3 +92,15 @@ def test_repeated_ids_are_named():
     check_unique_uids(batch("ab", [[1], [2]]))
     with pytest.raises(InvariantError, match="first 'a'"):
         check_unique_uids(batch("aba", [[1], [2], [3]]))
+
+
+def test_a_column_of_another_length_than_the_batch_is_a_sentence_with_its_line():
+    rows = TensorDict({"uid": torch.zeros(8)}, batch_size=[8])
+    sentence = (
+        r"^Node 'brevity' sets column 'brevity' to a tensor of shape \[3\], but the batch has 8 rows: "
+        r"give it one entry per row \(.*test_batch_protocol\.py, line \d+\)\.$"
+    )
+    with pytest.raises(InvariantError, match=sentence), long_columns("node 'brevity'"):
+        rows["brevity"] = torch.ones(3)
+    with pytest.raises(RuntimeError, match="another error"), long_columns("node 'brevity'"):
+        raise RuntimeError("another error")

@@ -1,5 +1,6 @@
 """The exit status of a command, and its last message."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from siirl.errors import ConfigError, SiirlError
+from siirl.execution.dag.node import Node, NodeType
 from siirl.interrupts import Interrupted
 from siirl.terminal.exit_status import exit_status
 
@@ -26,6 +28,21 @@ from siirl.reporting.command_console import CommandConsole
 interrupts.listen()
 interrupts.leave(exit_status(lambda: CommandConsole().print("a table"), what="the run"))
 """
+
+
+def own_node() -> None:
+    raise ZeroDivisionError("division by zero")
+
+
+def test_an_error_of_a_users_node_has_the_frames_from_its_function_on(capsys):
+    with pytest.raises(ZeroDivisionError):  # no node ran
+        exit_status(own_node)
+    node = Node("own", NodeType.COMPUTE, executable_ref=own_node)
+    assert exit_status(functools.partial(node.run, batch={})) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].endswith("in own_node")
+    assert lines[-2:] == ["ZeroDivisionError: division by zero", "(while node 'own' ran)"]
 
 
 def raising(error: BaseException):

@@ -2,8 +2,11 @@
 `batch_columns` lists the columns of a batch.
 """
 
+import re
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -137,6 +140,36 @@ def check_shapes(batch: TensorDict) -> None:
             "return TensorDict(columns, batch_size=[rows])."
         )
     Extent.of_shapes(tensor_shapes(batch))
+
+
+REFUSED_COLUMN = re.compile(
+    r"batch dimension mismatch, got self\.batch_size=torch\.Size\(\[(\d+)\]\) and "
+    r"value\.shape=torch\.Size\((\[.*\])\) for key '(.+)'\."
+)
+"""TensorDict's message about a column that is not as long as the batch."""
+
+
+@contextmanager
+def long_columns(owner: str) -> Iterator[None]:
+    """Raise TensorDict's error about a column's length as a sentence with `owner`, column and line.
+
+    Raises:
+        InvariantError: A column that the block sets has not one entry per row.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        found = REFUSED_COLUMN.match(str(error))
+        if found is None:
+            raise
+        rows, shape, name = found.groups()
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        place = next(frame for frame in frames if "tensordict" not in frame.filename)
+        raise InvariantError(
+            f"{owner[0].upper()}{owner[1:]} sets column {name!r} to a tensor of shape {shape}, but "
+            f"the batch has {rows} rows: give it one entry per row ({place.filename}, line "
+            f"{place.lineno})."
+        ) from error
 
 
 def tensor_shapes(batch: TensorDict) -> dict[str, tuple[int, ...]]:
