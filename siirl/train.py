@@ -74,6 +74,10 @@ def _train(parsed: ParsedConfig, *, start: bool) -> None:
     needed_bytes = int(job.plan.needs.disk_bytes)
     with run_folder(config, needed_bytes=needed_bytes, given=parsed.given) as folder:
         print(f"  run folder  {folder}", flush=True)
+        if config.cluster.mode == "ray":  # nothing more is printed until its processes run
+            at = config.cluster.address
+            cluster = "a private Ray cluster" if at is None else f"processes on Ray at {at}"
+            print(f"  starting    {cluster}", flush=True)
         (folder / PLAN_FILE).write_text(f"{render(job.plan)}\n")
         run(config, job.graph, folder)
 

@@ -169,6 +169,7 @@ def test_signals_at_any_time_of_the_start_end_a_run_with_a_message(start_run, cl
 def test_ctrl_c_while_ray_starts_leaves_nothing(start_run) -> None:
     run = start_run(*ENDLESS, "cluster=ray")
     run.wait_until(lambda: any("gcs_server" in title for title in run.processes().values()))
+    assert "  starting    a private Ray cluster\n" in run.text
     run.process.send_signal(signal.SIGINT)
     assert run.wait(timeout_s=ENDS_WITHIN_S) == 130, run.text
     assert run.seconds_until_gone(timeout_s=ENDS_WITHIN_S) < ENDS_WITHIN_S
