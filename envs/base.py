@@ -356,12 +356,19 @@ class Environment(abc.ABC):
         if len(actions) == 0:
             raise ValueError("step_chunk needs at least one action.")
         total = 0.0
-        frames = FrameBuffer()
+        frames, call = FrameBuffer(), f"{type(self).__name__}.step"
         for executed, action in enumerate(actions, start=1):
             observation, reward, terminated, truncated, info = await answer_of(
-                self.step(action), call=f"{type(self).__name__}.step", values=STEP_VALUES
+                self.step(action), call=call, values=STEP_VALUES
             )
-            total += reward
+            if not isinstance(info, Mapping):
+                raise WrongForm(f"{call} returned the info {info!r:.80}: return a dict.")
+            try:
+                total += reward
+            except TypeError as error:
+                raise WrongForm(
+                    f"{call} returned the reward {reward!r:.80}: return a number."
+                ) from error
             frames.extend(info.get("frames", {}))
             if terminated or truncated:
                 break

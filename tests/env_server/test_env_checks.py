@@ -131,9 +131,27 @@ class PlainReset(WalkEnv):
         return {}, {}
 
 
+class WordReward(WalkEnv):
+    """Its reward is a text."""
+
+    async def step(self, action):
+        observation, _, *rest = await super().step(action)
+        return observation, "1.0", *rest
+
+
+class ListInfo(WalkEnv):
+    """Its info is a list."""
+
+    async def step(self, action):
+        *values, _ = await super().step(action)
+        return *values, []
+
+
 @pytest.mark.parametrize(
     ("cls", "sentence"),
     [
+        (WordReward, "WordReward.step returned the reward '1.0': return a number."),
+        (ListInfo, "ListInfo.step returned the info []: return a dict."),
         (
             OldStep,
             "OldStep.step must return (observation, reward, terminated, truncated, info), but "
