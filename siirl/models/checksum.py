@@ -40,7 +40,7 @@ class RunningChecksum:
         self.value = (self.value + total) % _MODULUS
 
 
-def total(parts: Iterable[int]) -> int:
+def joined_checksum(parts: Iterable[int]) -> int:
     """The checksum of weights from the checksums of their parts."""
     return sum(parts) % _MODULUS
 

@@ -7,6 +7,8 @@ import time
 
 import pytest
 import torch
+from ranks_at_work import run_on_ranks
+from tiny_training import make_engine
 
 from siirl.dag_worker.separate.exchange_messages import PublishedWeights, Weights
 from siirl.dag_worker.separate.published_weights import (
@@ -153,11 +155,40 @@ def test_a_replaced_rank_gets_the_frozen_weights_too():
     assert same(acting, trained)
 
 
-def test_a_frozen_weight_that_its_module_changes_is_published_again():
+def test_a_frozen_weight_that_its_module_changes_is_published_from_then_on():
     line, trained, acting = Store(), half_frozen(), acting_module(1)
     sender, copy = publisher(trained, line), SecondCopy(acting, line, Engine())
-    for factor in (1, 1, 2, 1, 3):
-        trained[0].weight.mul_(factor)
+    stored = []
+    for factor in (1, 1, 2, 1, 0.5, 3):
+        trained[0].weight.data.mul_(factor)
         sender.sync()
+        stored.append(sender.transferred_bytes)
         fetched_bytes(copy, line)
         assert same(acting, trained)
+    assert stored[2:] == [stored[2]] * 4  # the other frozen weights are not stored again
+    assert stored[1] < stored[2] < stored[0]
+
+
+def published_by_two(ranks):
+    """Checksums of two publications of a sharded policy, and bytes that this rank stored."""
+    line, engine = Store(), make_engine(ranks, module=half_frozen())
+    sender = WeightPublisher(
+        group=0, trained=engine, ranks=ranks, line=line, acting_dtype=torch.bfloat16
+    )
+    copy, acting, stored = SecondCopy(acting_module(1), line, Engine()), None, []
+    for _ in range(3):
+        with torch.no_grad():
+            engine.module[1].weight += 1
+        sender.sync()
+        stored.append(sender.transferred_bytes)
+        if ranks.rank == 0:
+            fetched_bytes(copy, line)
+            acting = copy.module.state_dict()
+    return stored, acting, engine.upload_weights()
+
+
+def test_of_two_ranks_the_first_stores_the_weights_of_both():
+    (stored, acting, trained), (others, _, _) = run_on_ranks(published_by_two, ranks=2)
+    assert others == [0, 0, 0]
+    assert stored[0] > stored[1] == stored[2] > 0
+    assert all(torch.equal(each, trained[name].to(each.dtype)) for name, each in acting.items())

@@ -122,6 +122,32 @@ def test_a_frozen_weight_that_its_module_changes_is_sent_again(write):
     assert torch.equal(copy[0].weight, trained[0].weight)
 
 
+def test_a_frozen_weight_that_changes_and_changes_back_is_sent_each_time():
+    trained, copy = half_frozen(), half_frozen(seed=1)
+    sync = WeightSync(trained=Trained(trained), acting=copy, engine=Acting(), ranks=OneProcess())
+    for factor in (1.0, 2.0, 0.5, 1.0):
+        trained[0].weight.data.mul_(factor)  # not counted by torch
+        sync.sync()
+        assert torch.equal(copy[0].weight, trained[0].weight)
+
+
+def test_a_tied_frozen_weight_is_sent_once_under_both_of_its_names():
+    trained, copy = tied(), tied()
+    sync = WeightSync(trained=Trained(trained), acting=copy, engine=Acting(), ranks=OneProcess())
+    sent = []
+    for _ in range(2):
+        sync.sync()
+        sent.append(sync.transferred_bytes)
+    assert sent == [2 * 12 * 4 + 4 * 4, 4 * 4]  # both names, and the trained bias
+
+
+def tied() -> nn.Module:
+    """An embedding that is the frozen head, too, whose bias is trained."""
+    module = nn.ModuleDict({"embedding": nn.Embedding(4, 3), "head": nn.Linear(3, 4)})
+    module["head"].weight = module["embedding"].weight.requires_grad_(False)
+    return module
+
+
 def test_a_copy_whose_frozen_weights_change_by_themselves_stops_the_run():
     copy = half_frozen(seed=1)
     sync = WeightSync(
@@ -145,6 +171,22 @@ def synced_twice(ranks):
         sync.sync()
         sent.append(sync.transferred_bytes)
     return sent, copy.state_dict(), engine.upload_weights()
+
+
+def written_through_its_part(ranks):
+    """Whether a copy gets one entry of a sharded frozen weight that is written on its rank."""
+    copy, engine = half_frozen(seed=1), make_engine(ranks, module=half_frozen())
+    sync = WeightSync(trained=engine, acting=copy, engine=Acting(), ranks=ranks)
+    sync.sync()
+    if ranks.rank == 1:
+        engine.module[0].weight.to_local()[0, 0] += 1
+    sync.sync()
+    return copy.state_dict(), engine.upload_weights()
+
+
+def test_a_write_to_the_part_of_one_rank_reaches_all_copies():
+    for acting, trained in run_on_ranks(written_through_its_part, ranks=2):
+        assert all(torch.equal(acting[name], trained[name]) for name in trained)
 
 
 def test_sharded_weights_reach_the_copies_of_all_ranks_in_their_type():

@@ -64,7 +64,8 @@ class Weights:
     buckets: tuple[Bucket, ...]
     checksum: int
     frozen: tuple[Bucket, ...] = ()
-    """Buckets of frozen weights: the same ones in every publication, until such a weight changes.
+    """Buckets of the weights that were frozen at first, the same ones in every publication. A
+    weight that has changed since is in `buckets` too, which are copied after them.
     """
 
 

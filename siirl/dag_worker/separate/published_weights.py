@@ -24,7 +24,7 @@ from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import ALIGNMENT, Entry, send
 from siirl.engine.training.weight_sync import CheckedWeights, VersionedEngine
 from siirl.errors import InvariantError
-from siirl.models.checksum import RunningChecksum, total
+from siirl.models.checksum import RunningChecksum, joined_checksum
 
 if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
@@ -92,13 +92,13 @@ class WeightPublisher:
         self.transferred_bytes = 0
         """Bytes that the last sync stored for the rollout ranks; 0 on ranks that store none."""
         self.unchanged = False
-        """Whether optimiser steps before the last sync left the trained weights unchanged."""
+        """Whether optimiser steps before the last sync left the acting weights unchanged."""
         self.steps_of_versions: dict[int, int] = {}
         """By version: the last training step that ended with it."""
         self._checksum: int | None = None
         self._frozen = FrozenWeights(trained.module)
         self._stored: StoredWeights | None = None
-        """The frozen weights."""
+        """The weights that were frozen at the first sync."""
 
     def sync(self) -> None:
         """Publish the current weights as those of the running step.
@@ -107,18 +107,21 @@ class WeightPublisher:
             InvariantError: The weights are not finite.
         """
         version = self.trained.steps
-        frozen = self._store_frozen(version)
-        changing = self._store(version, without=frozen.names)
-        stored_before = frozen is self._stored
-        self._stored = frozen
+        first = self._stored is None
+        if self._stored is None:
+            self._frozen.begin()
+            self._stored = self._store(self._frozen.names(self.ranks), version=version)
+        frozen = self._stored
+        still = frozen.names & self._frozen.names(self.ranks)
+        changing = self._store(self.trained.module.state_dict().keys() - still, version=version)
         if self.ranks.rank == 0:
-            self.transferred_bytes = changing.num_bytes + (not stored_before) * frozen.num_bytes
+            self.transferred_bytes = changing.num_bytes + first * frozen.num_bytes
             published = Weights(
                 step=self.step,
                 version=version,
-                buckets=changing.buckets,
-                checksum=total([changing.checksum, frozen.checksum]),
                 frozen=frozen.buckets,
+                buckets=changing.buckets,
+                checksum=joined_checksum([frozen.checksum, changing.checksum]),
             )
             self.line.call("publish", self.group, published)
         self.unchanged = version > self.version and changing.checksum == self._checksum
@@ -129,19 +132,12 @@ class WeightPublisher:
         """Record that the running step ended with the last published weights."""
         self.steps_of_versions[self.version] = self.step
 
-    def _store_frozen(self, version: int) -> "StoredWeights":
-        """The frozen weights in the object store: those of the last sync, unless one changed."""
-        if self._stored is None:
-            self._frozen.begin()
-        names = set.intersection(*self.ranks.gather_objects(set(self._frozen.types())))
-        if self._stored is not None and self._stored.names <= names:
-            return self._stored
-        return self._store(version, without=self.trained.module.state_dict().keys() - names)
-
-    def _store(self, version: int, *, without: Set[str]) -> "StoredWeights":
-        """Store weights in the acting dtype: all ranks gather them, rank 0 stores them."""
+    def _store(self, names: Set[str], *, version: int) -> "StoredWeights":
+        """Store the weights with these names, as they act: all ranks gather them, rank 0 stores
+        them.
+        """
         state = self.trained.module.state_dict()
-        names = state.keys() - without
+        without = state.keys() - names
         dtypes = {}
         if self.acting_dtype is not None:
             parameters = self.trained.module.named_parameters(remove_duplicate=False)
@@ -207,7 +203,8 @@ class SecondCopy:
         """
         if self._spare_frozen is None or self._spare_frozen[0] != weights.frozen:
             self._spare_frozen = weights.frozen, self._copy(weights.frozen, step=weights.step)
-        arrived = total([self._spare_frozen[1], self._copy(weights.buckets, step=weights.step)])
+        changing = self._copy(weights.buckets, step=weights.step)
+        arrived = joined_checksum([self._spare_frozen[1], changing])
         if arrived != weights.checksum:
             raise InvariantError(
                 f"The weights of step {weights.step} arrived with the checksum {arrived}, but "

@@ -1,9 +1,10 @@
-"""Finds the weights of a module that do not change in a run: a checkpoint need not repeat them.
+"""Finds the weights of a module that do not change in a run: a checkpoint need not repeat them, and
+a copy that acts need not get them again.
 
 Such a weight has no gradient. A user's module may still change one, such as a target network that
 follows the trained weights. Torch counts writes in place, so the count tells; a write to `.data` is
 not counted, so a sample of the values is compared as well. A write to `.data` of a few entries
-outside the sample is missed.
+outside the sample is missed: checkpoints and copies then keep the value before it.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.saved_state import saved_weights
 from siirl.engine.training.tensor_files import Types
 from siirl.models.checksum import checksum
@@ -28,7 +30,7 @@ class FrozenWeights:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._start: dict[str, tuple[int, int]] = {}
+        self._start: dict[str, tuple[int, int, int]] = {}
 
     def begin(self) -> None:
         """Take the current values as those at the start."""
@@ -36,11 +38,29 @@ class FrozenWeights:
 
     def types(self) -> Types:
         """Type and whole shape of each; a tied weight appears once."""
-        return {
-            name: (weight.dtype, weight.shape)
+        return {name: (weight.dtype, weight.shape) for name, weight in self._unchanged()}
+
+    def names(self, ranks: Collectives) -> set[str]:
+        """All names, of which a tied weight has several, of those that are frozen on all ranks.
+
+        Every rank calls it.
+        """
+        unchanged = {id(weight) for _, weight in self._unchanged()}
+        every = self._module.named_parameters(remove_duplicate=False)
+        own = {name for name, weight in every if id(weight) in unchanged}
+        return set.intersection(*ranks.gather_objects(own))
+
+    def _unchanged(self) -> list[tuple[str, torch.Tensor]]:
+        """The weights that are as at the start; one that has changed never returns, because copies
+        of it have other values since.
+        """
+        found = [
+            (name, weight)
             for name, weight in self._without_gradient()
             if self._start.get(name) == _condition(weight)
-        }
+        ]
+        self._start = {name: self._start[name] for name, _ in found}
+        return found
 
     def _without_gradient(self) -> Iterator[tuple[str, torch.Tensor]]:
         return (
@@ -50,7 +70,11 @@ class FrozenWeights:
         )
 
 
-def _condition(weight: torch.Tensor) -> tuple[int, int]:
-    """Number of writes in place, and checksum of entries of this rank's part at equal distances."""
-    flat = local_part(weight).reshape(-1)
-    return weight._version, checksum({"": flat[:: max(1, len(flat) // SAMPLED)]})
+def _condition(weight: torch.Tensor) -> tuple[int, int, int]:
+    """Numbers of writes in place, to it and to this rank's part, and a checksum of entries of the
+    part at equal distances.
+    """
+    part = local_part(weight)
+    flat = part.reshape(-1)
+    sample = {"": flat[:: max(1, len(flat) // SAMPLED)]}
+    return weight._version, part._version, checksum(sample)

@@ -22,7 +22,7 @@ from siirl.engine.training.frozen_weights import FrozenWeights
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import InvariantError
 from siirl.models.adapters import Adaptable
-from siirl.models.checksum import RunningChecksum, checksum, total
+from siirl.models.checksum import RunningChecksum, checksum, joined_checksum
 from siirl.models.weight_rows import Rows, in_rows
 from siirl.models.weights import give_memory
 
@@ -121,8 +121,8 @@ class ActingModule:
         return self._sums.keys()
 
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
-        """See `ActingWeights`. A copy keeps the weights that are not sent again; the checksums are
-        those of all weights.
+        """See `ActingWeights`. A copy keeps the weights that are not sent again; they count in the
+        checksums with the values that were sent last.
 
         Raises:
             InvariantError: An unknown weight, or one that was never sent.
@@ -147,7 +147,7 @@ class ActingModule:
                 f"The trained module lacks {len(missing)} weights of the acting one, the first of "
                 f"them {missing[0]!r}."
             )
-        sent = total(part.value for part in self._sums.values())
+        sent = joined_checksum(part.value for part in self._sums.values())
         return [ChecksumPair(trained=sent, acting=checksum(self.module.state_dict()))]
 
 
@@ -204,6 +204,7 @@ class WeightSync:
         self.transferred_bytes = 0
         """Bytes of weights that the last sync transferred; 0 where the trained module acts."""
         self._checksums: list[float] = []
+        # not `trained.frozen`, which begins anew when a checkpoint is loaded
         self._frozen = FrozenWeights(trained.module)
 
     def sync(self) -> None:
@@ -219,8 +220,7 @@ class WeightSync:
         weights = CheckedWeights(self._weights())
         pairs = self.acting.take_weights(weights)
         weights.require_finite(self.ranks, version=version)
-        stays = isinstance(self.acting, ActingModule) and not self.acting.is_copy
-        self.transferred_bytes = 0 if stays else weights.num_bytes
+        self.transferred_bytes = 0 if self._acts_itself else weights.num_bytes
         gathered = self.ranks.gather_objects(pairs)
         everywhere = [each for each in gathered if each is not None]
         exact = [[pair for pair in each if pair.tolerance == 0.0] for each in everywhere]
@@ -238,16 +238,19 @@ class WeightSync:
         self.version = version
         self.engine.update_weights(version)
 
+    @property
+    def _acts_itself(self) -> bool:
+        return isinstance(self.acting, ActingModule) and not self.acting.is_copy
+
     def _weights(self) -> Iterator[Rows]:
         """The weights to send: to a copy, in its types, those that it does not have yet."""
-        if not (isinstance(self.acting, ActingModule) and self.acting.is_copy):
+        if self._acts_itself or not isinstance(self.acting, ActingModule):
             return self.trained.weights_in_turn()
         if not self.acting.sent:
             self._frozen.begin()
-        unchanged = set.intersection(*self.ranks.gather_objects(set(self._frozen.types())))
         state = self.acting.module.state_dict()
         return self.trained.weights_in_turn(
-            without=unchanged & self.acting.sent,
+            without=self._frozen.names(self.ranks) & self.acting.sent,
             dtypes={name: tensor.dtype for name, tensor in state.items()},
         )
 
