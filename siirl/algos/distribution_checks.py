@@ -195,12 +195,12 @@ def _require_finite(distribution: ActionDistribution, **found: torch.Tensor) -> 
         fields = [
             field
             for field, value in vars(distribution).items()
-            if isinstance(value, torch.Tensor) and bool(value.isnan().any())
+            if isinstance(value, torch.Tensor) and bool((value.isnan() | value.isposinf()).any())
         ]
         cause = (
-            f"the policy's forward gave it NaN as {', '.join(fields)}, so mend forward"
+            f"the policy's forward returned such numbers in {', '.join(fields)}, so correct forward"
             if fields
-            else f"its fields have no NaN, so mend {method}"
+            else f"its fields have none, so correct {method}"
         )
         raise ConfigError(
             f"{name}.{method} returned NaN or infinity at the first observations: {cause}."

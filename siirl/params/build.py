@@ -6,10 +6,13 @@ The module does not use OmegaConf: values are dicts, lists, strings, numbers, bo
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
+
+import yaml
 
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.files.paths import fault_of_path
@@ -140,16 +143,17 @@ def _wrong_type(value: Any, hint: Any, default: Any, place: str, source: str) ->
     return ConfigError(f"{place}={as_text(value)} ({source}) must be {article}{wanted}{example}.")
 
 
+_LEADING_ZERO = re.compile(r"[+-]?0\d")
+
+
 def _fits_without_quotes(value: Any, hint: Any) -> bool:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or _LEADING_ZERO.match(value):  # the latter is text anyway
         return False
-    for read in (int, float, {"true": True, "false": False}.__getitem__):
-        try:
-            _convert(read(value), hint)
-            return True
-        except (ValueError, KeyError, _WrongType):
-            continue
-    return False
+    try:
+        read = yaml.safe_load(value)
+        return not isinstance(read, str) and _convert(read, hint) is not None
+    except (yaml.YAMLError, _WrongType):
+        return False
 
 
 def _out_of_bounds(

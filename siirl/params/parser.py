@@ -9,6 +9,7 @@ over several values.
 
 import functools
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,6 +62,7 @@ USER_GROUPS = "user_groups"
 WITHOUT_NAME = "run"
 SHOWN = 40  # characters of an argument that is too long or too deep
 NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml
+_HYDRA_WORDS = re.compile(r"^((override|optional) )*/?")  # before a group in a defaults list
 NOT_KEYS = ("agent_configs",)  # fields of SiiRLArguments that the parser fills in
 # Parts that a choice in an entry of `agents` replaces, because the run's settings do not fit
 # another option.
@@ -353,7 +355,11 @@ def _add_user_groups(tree: DictConfig, keys: Iterable[Assignment]) -> dict[str, 
 def _unknown(leaf: Assignment, known: Mapping[str, Key]) -> SiirlError:
     if leaf.key == "defaults" and isinstance(leaf.value, list):
         entries = (entry for entry in leaf.value if isinstance(entry, Mapping))
-        chosen = [f"{group}: {option}" for entry in entries for group, option in entry.items()]
+        chosen = [
+            f"{_HYDRA_WORDS.sub('', str(group)).partition('@')[0]}: {option}"
+            for entry in entries
+            for group, option in entry.items()
+        ]
         return ConfigError(
             f"defaults ({leaf.source}) is a list of Hydra, which siirl does not read. Choose the "
             f"groups by keys of the file: {', '.join(chosen) or 'pipeline: grpo, env: math'}."

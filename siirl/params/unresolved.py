@@ -25,27 +25,38 @@ def unresolved(place: str, fault: str, *, written: Any, sources: Mapping[str, st
         written: Nested values, with their references.
         sources: Origin of each key that the user sets.
     """
-    key = _wrong_key(place.partition("[")[0], written)
+    missing = _UNKNOWN_KEY.search(fault)
+    key = _wrong_key(place.partition("[")[0], written, missing=missing and missing[1].strip("'"))
     parts = key.split(".")
     above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     source = next((sources[name] for name in above if name in sources), "configs/")
     reason = _UNKNOWN_KEY.sub(r"there is no key \1", _RAISED.sub("", fault.partition("\n")[0]))
     reason = reason.strip('".')
+    remedy = (
+        "Set the variable, or write a value"
+        if reason.startswith("Environment variable")
+        else "Write a value, or the whole name of a key, as in ${trainer.seed}"
+    )
     return ConfigError(
-        f"{key}={as_text(value_at(written, key))} ({source}) cannot be resolved: "
-        f"{reason}. Write a value, or the whole name of a key, as in "
-        "${trainer.seed}."
+        f"{key}={as_text(value_at(written, key))} ({source}) cannot be resolved: {reason}. "
+        f"{remedy}."
     )
 
 
-def _wrong_key(key: str, written: Any) -> str:
-    """The last key of a chain of references."""
-    passed: set[str] = set()
-    while key not in passed:
-        passed.add(key)
-        reference = _REFERENCE.search(as_text(value_at(written, key)))
-        if reference is not None and _is_open(as_text(value_at(written, reference[1]))):
-            key = reference[1]
+def _wrong_key(key: str, written: Any, *, missing: str | None) -> str:
+    """The key at the end of a chain of references, which refers to the key `missing`, if there is
+    one.
+    """
+    waiting, passed = [key], set()
+    while waiting:
+        place = waiting.pop(0)
+        passed.add(place)
+        text = as_text(value_at(written, place))
+        named = [name for name in _REFERENCE.findall(text) if name not in passed]
+        open_ones = [name for name in named if _is_open(as_text(value_at(written, name)))]
+        if missing in named if missing else not open_ones:
+            return place
+        waiting += open_ones
     return key
 
 

@@ -43,5 +43,6 @@ def given_by(
 def value_at(tree: Any, place: str) -> Any:
     """The value at a dotted key of nested mappings, or None."""
     for name in place.split("."):
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
+        number = int(name) if name.isdecimal() else None  # of an agent
+        tree = tree.get(name, tree.get(number)) if isinstance(tree, Mapping) else None
     return tree

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from envs.base import EnvSpec
 from siirl.dag_worker.agent_groups import AGENTS
 from siirl.dag_worker.components import make_task_loader
@@ -15,7 +17,7 @@ from siirl.errors import ConfigError
 from siirl.params import SiiRLArguments
 from siirl.params.build import as_text
 from siirl.params.key_names import MODEL_OPTIONS, MODEL_POLICY
-from siirl.params.parser import to_tree
+from siirl.params.parser import to_yaml
 from siirl.params.schema import keys_of
 from siirl.params.user_settings import value_at
 from siirl.preflight.needed_files import find_resume
@@ -203,12 +205,12 @@ def with_changes(begins: ResumePoint, config: SiiRLArguments) -> ResumePoint:
     known = {key.place: key for key in keys_of(SiiRLArguments)}
     run = resolve_checkpoint(Path(config.trainer.resume)).parent.parent
     its = dict(flat(read_config(run / CONFIG_FILE), known))
-    pairs = {
-        place: (as_text(its[place]), as_text(own))
-        for place, own in flat(to_tree(config), known)
-        if place in its and place not in FOLDERS
-    }
-    changed = (_change(place, *pair) for place, pair in pairs.items() if pair[0] != pair[1])
+    own = dict(flat(yaml.safe_load(to_yaml(config)), known))
+    changed = [
+        _change(place, as_text(its[place]), as_text(value))
+        for place, value in own.items()
+        if place in its and place not in FOLDERS and its[place] != value
+    ]
     return replace(begins, changed=tuple(changed))
 
 

@@ -30,7 +30,10 @@ def show() -> None:
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        say(f"{record.levelname.capitalize()}: {self.format(record)}")
+        try:
+            say(f"{record.levelname.capitalize()}: {self.format(record)}")
+        except Exception:  # noqa: BLE001 - a call that logs must not fail
+            self.handleError(record)
 
 
 def _say(

@@ -125,7 +125,7 @@ def test_what_acting_does_not_need_may_be_missing(caplog):
 )
 def test_a_method_whose_numbers_are_not_finite_is_named(method, function, caplog):
     message = (
-        rf"Own\.{method} returned NaN or infinity .*: its fields have no NaN, so mend {method}"
+        rf"Own\.{method} returned NaN or infinity .*: its fields have none, so correct {method}"
     )
     with pytest.raises(ConfigError, match=message):
         checked(own(**{method: function}), caplog)
@@ -133,7 +133,7 @@ def test_a_method_whose_numbers_are_not_finite_is_named(method, function, caplog
 
 def test_a_policy_that_gives_its_distribution_nan_is_named():
     given = own()(MEAN * math.nan, LOG_STD)
-    with pytest.raises(ConfigError, match="the policy's forward gave it NaN as mean"):
+    with pytest.raises(ConfigError, match="the policy's forward returned such numbers in mean"):
         check_own(given, uniforms=3)
 
 

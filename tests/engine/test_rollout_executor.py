@@ -44,7 +44,10 @@ class Sleepy(RolloutWorkflow):
         if data.seed in self.failing:
             raise SimulationFailed("the server died three times")
         if data.seed in self.breaking:
-            raise ValueError("a bug")
+            try:
+                raise KeyError("its cause")
+            except KeyError:
+                raise ValueError("a bug")  # noqa: B904 - a user's code
         return Trajectory(row={"uid": data.uid})
 
 
@@ -68,7 +71,7 @@ def test_any_other_error_ends_the_batch_and_cancels_the_rest(inference):
     assert sorted(workflow.cancelled) == ["0", "1"]
     # a printed trace has the mistake once, not once for every episode
     printed = "".join(traceback.format_exception(caught.value))
-    assert printed.count("ValueError: a bug") == 1
+    assert printed.count("ValueError: a bug") == printed.count("KeyError: 'its cause'") == 1
     assert "ExceptionGroup" not in printed
 
 

@@ -175,10 +175,12 @@ def test_an_interpolation_that_cannot_be_resolved_names_the_file_and_the_key_tha
     file = tmp_path / "mine.yaml"
     file.write_text(content)
     start, reason = fault.replace("{file}", str(file)).split("): ")
-    assert refusal(config_file=file) == (
-        f"{start}) cannot be resolved: {reason}. Write a value, or the whole name of a key, as in "
-        "${trainer.seed}."
+    remedy = (
+        "Set the variable, or write a value"
+        if "oc.env" in content
+        else "Write a value, or the whole name of a key, as in ${trainer.seed}"
     )
+    assert refusal(config_file=file) == f"{start}) cannot be resolved: {reason}. {remedy}."
 
 
 def test_an_open_interpolation_is_refused_in_one_line_with_its_key(tmp_path: Path) -> None:
@@ -368,6 +370,34 @@ def test_keys_of_the_file_that_a_typed_group_replaces_are_named(tmp_path):
 
 def test_a_defaults_list_of_hydra_is_refused_with_the_keys_that_choose_its_groups(tmp_path):
     file = tmp_path / "mine.yaml"
-    file.write_text("defaults:\n  - pipeline: grpo\n  - env: math\n  - _self_\n")
+    file.write_text("defaults:\n  - /pipeline: grpo\n  - override /env@env: math\n  - _self_\n")
     with pytest.raises(ConfigError, match=r"keys of the file: pipeline: grpo, env: math\.$"):
         parse([], config_file=file)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "data: {train_files: ['a_${trainer.experiment_name}_${trainer.nope}']}",
+            "data.train_files=[a_${trainer.experiment_name}_${trainer.nope}]",
+        ),
+        ("trainer: {seed: '${data.seed}'}\ndata: {seed: '${nope}'}", "data.seed=${nope}"),
+        ("trainer: {project_name: '${oc.env:NO_SUCH}'}", "trainer.project_name=${oc.env:NO_SUCH}"),
+    ],
+)
+def test_a_reference_to_nothing_is_refused_at_the_key_that_has_it(tmp_path, text, said):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        parse(["pipeline=grpo", "env=math"], config_file=file)
+    assert str(caught.value).startswith(f"{said} ({file}) cannot be resolved: ")
+
+
+@pytest.mark.parametrize(
+    "word", ["trainer.seed=007", "trainer.total_steps=08", "trainer.max_minutes=inf"]
+)
+def test_text_that_is_no_number_is_not_said_to_have_quotes(word):
+    with pytest.raises(ConfigError) as caught:
+        parse(["pipeline=grpo", "env=math", word])
+    assert "quotes" not in str(caught.value)

@@ -55,6 +55,21 @@ logging.getLogger("own").warning("as its program wants it")
     ]
 
 
+def test_a_logged_warning_with_a_wrong_format_does_not_end_the_program() -> None:
+    program = """
+import logging
+from siirl.terminal import warning_lines
+warning_lines.show()
+logging.getLogger("library").warning("loss %d", "x")
+print("goes on")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "goes on\n"
+    assert "Logging error" in done.stderr
+
+
 def test_a_process_that_is_started_later_does_not_repeat_it() -> None:
     warn(TEXT)
     assert os.environ["PYTHONWARNINGS"] == "ignore:These runs are on stand-in assets"

@@ -227,6 +227,7 @@ class InferenceEngine:
             self.engine.episode_ended()
             on_done(entry)
 
+        failure: Exception | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -234,9 +235,9 @@ class InferenceEngine:
                     for entry in data
                 ]
         except ExceptionGroup as errors:
-            first = errors.exceptions[0]
-            # not from the group, whose trace repeats one mistake for every episode
-            raise first from first.__cause__
+            failure = errors.exceptions[0]
+        if failure is not None:  # outside of the group's context, which repeats every episode's
+            raise failure
         result = RolloutResult()
         for entry, task in zip(data, tasks, strict=True):
             result.add(entry, _accepted(task.result(), should_accept))
