@@ -43,6 +43,8 @@ def given_by(
 def value_at(tree: Any, place: str) -> Any:
     """The value at a dotted key of nested mappings, or None."""
     for name in place.split("."):
-        number = int(name) if name.isdecimal() else None  # of an agent
-        tree = tree.get(name, tree.get(number)) if isinstance(tree, Mapping) else None
+        known = (
+            {str(key): value for key, value in tree.items()} if isinstance(tree, Mapping) else {}
+        )
+        tree = known.get(name)  # agents have numbers
     return tree

@@ -189,7 +189,7 @@ def test_a_key_without_its_group_is_refused_with_its_place() -> None:
 def test_keys_of_all_groups_are_suggested_only_when_they_are_near() -> None:
     assert "Did you mean 'trainer.val_episodes'?" in refusal("episodes=5")
     # not dag.groups, the rank of lora, profiler.steps
-    for far in ("runs=x", "rn=x", "actor_rollout_ref.actor.optim.eps=1"):
+    for far in ("runs=x", "rn=x", "actor_rollout_ref.actor.optim.rho=1"):
         assert "Did you mean" not in refusal(far)
 
 
@@ -212,7 +212,7 @@ def test_a_misspelt_option_is_refused_with_the_known_ones() -> None:
         == f"Unknown pipeline (command line) 'gropo'. Did you mean 'grpo'? Known: {known}."
     )
     assert refusal("env=metaworldd").startswith(
-        "Unknown env (command line) 'metaworldd'. Did you mean 'metaworld'? Known: metaworld, "
+        "Unknown env (command line) 'metaworldd'. Did you mean 'metaworld'? Known: custom, "
     )
 
 
