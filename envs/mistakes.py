@@ -1,10 +1,20 @@
 """Exceptions of user code, and their one-line report."""
 
 import inspect
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[1]
+# code that a user calls: Python's and installed libraries, and siirl's packages in a checkout
+_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    *(str(ROOT / package) for package in ("siirl", "envs", "vjepa")),
+    "<",  # for example <frozen importlib._bootstrap>
+)
 
 
 @contextmanager
@@ -30,11 +40,15 @@ def user_code(
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an exception of user code, with the source line that raised it."""
+    """Describe an exception of user code, with the line of its own that raised it or called the
+    library that did.
+    """
     described = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     if isinstance(error, SyntaxError):
         return described  # its text has file and line
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    last = (own or frames)[-1]
     return f"{described} ({last.filename}, line {last.lineno})"
 
 

@@ -1,8 +1,11 @@
 """Reports of other people's exceptions."""
 
+import json
+
 import pytest
 
 from envs.mistakes import describe_error, one_line
+from envs.worker_pool import WorkerSettings
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,17 @@ def described(error: BaseException) -> str:
 )
 def test_an_exception_of_a_user_is_described_whatever_its_text_is(error, description):
     assert described(error) == description
+
+
+def test_an_error_in_a_library_has_the_line_that_called_it() -> None:
+    with pytest.raises(json.JSONDecodeError) as raised:
+        json.loads("{")
+    line = raised.traceback[0].lineno + 1
+    assert describe_error(raised.value).endswith(f" ({__file__}, line {line})")
+
+
+def test_an_error_in_a_package_of_siirl_has_the_line_that_called_it() -> None:
+    with pytest.raises(ValueError) as raised:
+        WorkerSettings(target="module:function", num_workers=0)
+    line = raised.traceback[0].lineno + 1
+    assert describe_error(raised.value).endswith(f" ({__file__}, line {line})")
