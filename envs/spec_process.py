@@ -37,6 +37,7 @@ PATIENCE_S = 10.0  # before a message reports the wait
 SHIPPED = "envs."  # package of the shipped environments
 TEST_ALONE = "Test it alone with envs.checker.check_env"
 REMEDY = f"{TEST_ALONE}; move slow or fragile work into reset."
+AS_ADAPTED = "That includes the first reset and step of the Gymnasium environment."
 
 
 class SpecUnknown(RuntimeError):
@@ -117,7 +118,9 @@ def _pickled_spec(
             _try(pool, name, reference, id=id)
         return spec
     except WorkerKilled as end:
-        raise SpecUnknown(f"constructing it in a child process failed: {end}. {REMEDY}") from end
+        # the adapter of a Gymnasium environment resets and steps it once to read its spec
+        did = REMEDY if id is None else f"{AS_ADAPTED} {TEST_ALONE}."
+        raise SpecUnknown(f"constructing it in a child process failed: {end}. {did}") from end
     except WorkerRaised as error:
         raise _something_else(name, str(error)) from error
     except WorkerUnavailable as error:

@@ -62,6 +62,7 @@ USER_GROUPS = "user_groups"
 WITHOUT_NAME = "run"
 SHOWN = 40  # characters of an argument that is too long or too deep
 NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml
+_TAKEN_VALUE = re.compile(r"[\w.]+=.*? \(configs/: \$\{([\w.]+)\}\)")
 _HYDRA_WORDS = re.compile(r"^((override|optional) )*/?")  # before a group in a defaults list
 NOT_KEYS = ("agent_configs",)  # fields of SiiRLArguments that the parser fills in
 # Parts that a choice in an entry of `agents` replaces, because the run's settings do not fit
@@ -378,6 +379,19 @@ def _unknown(leaf: Assignment, known: Mapping[str, Key]) -> SiirlError:
     return unknown_key(leaf.key, known, source=leaf.source, groups=tuple(options()))
 
 
+def _without_repeats(problems: Sequence[SiirlError]) -> list[SiirlError]:
+    """The problems without those of a shipped key that takes its value from another key with one,
+    as data.seed does from trainer.seed.
+    """
+    texts = [str(problem) for problem in problems]
+    taken = [_TAKEN_VALUE.match(text) for text in texts]
+    return [
+        problem
+        for problem, key in zip(problems, taken, strict=True)
+        if key is None or not any(text.startswith(f"{key[1]}=") for text in texts)
+    ]
+
+
 def _to_arguments(
     tree: DictConfig, user_groups: Mapping[str, type], sources: Mapping[str, str]
 ) -> SiiRLArguments:
@@ -404,7 +418,7 @@ def _to_arguments(
         problems=problems,
         source_of=source_of,
     )
-    refuse(problems)
+    refuse(_without_repeats(problems))
     for name, arguments in own.items():
         setattr(config, name, arguments)
     config.algorithm.workflow_type = WORKFLOW_TYPES.get(str(config.dag.pipeline), "DEFAULT")

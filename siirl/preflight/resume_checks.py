@@ -221,10 +221,12 @@ def _change(place: str, its: str, own: str) -> str:
 
 def unread_config(resume: str | None) -> Iterator[str]:
     """A warning if the configuration of the resumed run could not be compared with this one's."""
-    if resume is not None:
-        file = resolve_checkpoint(Path(resume)).parent.parent / CONFIG_FILE
-        if is_damaged(file):
-            yield (
-                f"{file} is damaged, so whether this job's configuration fits the run that it "
-                "resumes was not checked."
-            )
+    if resume is None:
+        return
+    file = resolve_checkpoint(Path(resume)).parent.parent / CONFIG_FILE
+    if is_damaged(file) or not file.is_file():
+        fault = "is damaged" if file.is_file() else "is missing"
+        yield (
+            f"{file} {fault}, so this job's configuration was not compared with that of the run "
+            "that it resumes."
+        )

@@ -216,6 +216,13 @@ def test_a_misspelt_option_is_refused_with_the_known_ones() -> None:
     )
 
 
+@pytest.mark.parametrize("word", ["trainer.seed=-3", "trainer.seed='\"1\"'", "trainer.seed=one"])
+def test_a_wrong_value_that_another_key_takes_is_reported_once(word: str) -> None:
+    said = refusal(word)
+    assert said.startswith("trainer.seed=")
+    assert "data.seed" not in said
+
+
 def test_a_wrong_type_names_the_place_and_an_example() -> None:
     assert (
         refusal("trainer.nnodes=two")
@@ -280,7 +287,8 @@ def test_all_faults_are_reported_together() -> None:
 
 
 def test_a_refused_value_names_the_key_that_passed_it_on() -> None:
-    assert "data.seed=x (configs/: ${trainer.seed})" in refusal("trainer.seed=x")
+    said = refusal("pipeline=grpo", "data.seed='${trainer.experiment_name}'")
+    assert said.startswith("data.seed=grpo (command line: ${trainer.experiment_name}) must be ")
 
 
 @pytest.mark.parametrize(
