@@ -230,7 +230,7 @@ def test_prompts_of_files_are_evaluated_with_their_row(make):
 
 def test_too_many_failed_episodes_stop_the_run(make):
     with pytest.raises(
-        TooManyFailures, match=r"5 of 5 episodes .* more than data\.max_prompt_length=3"
+        TooManyFailures, match=r" more than data\.max_prompt_length=3.* 5 of 5 episodes"
     ):
         make(right, max_prompt_length=3).evaluate(step=0)
 

@@ -188,7 +188,7 @@ def test_default_tasks_are_in_the_suite():
     [
         (
             {"tasks": ["drawer-opn"]},
-            r"Unknown Meta-World task 'drawer-opn'\. Did you mean 'drawer-open'\? Known: drawer-open, ",
+            r"Unknown Meta-World task 'drawer-opn'\. Did you mean 'drawer-open'\? Known: button-press-topdown, ",
         ),
         ({"tasks": []}, "one or more"),
         ({"tasks": "drawer-open"}, "tasks must be a list"),
