@@ -164,6 +164,15 @@ def test_a_number_in_quotes_is_refused_with_the_remedy(
             "trainer.seed=${trainer.seed} ({file}): Recursive interpolation detected",
         ),
         (
+            "data: {train_files: ['a_${trainer.experiment_name}_${trainer.nope}']}",
+            "data.train_files=[a_${trainer.experiment_name}_${trainer.nope}] ({file}): "
+            "there is no key 'trainer.nope'",
+        ),
+        (
+            "trainer: {seed: '${data.seed}'}\ndata: {seed: '${nope}'}",
+            "data.seed=${nope} ({file}): there is no key 'nope'",
+        ),
+        (
             "trainer: {seed: '???'}",
             "trainer.seed=??? ({file}): Missing mandatory value: trainer.seed",
         ),
@@ -373,25 +382,6 @@ def test_a_defaults_list_of_hydra_is_refused_with_the_keys_that_choose_its_group
     file.write_text("defaults:\n  - /pipeline: grpo\n  - override /env@env: math\n  - _self_\n")
     with pytest.raises(ConfigError, match=r"keys of the file: pipeline: grpo, env: math\.$"):
         parse([], config_file=file)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "data: {train_files: ['a_${trainer.experiment_name}_${trainer.nope}']}",
-            "data.train_files=[a_${trainer.experiment_name}_${trainer.nope}]",
-        ),
-        ("trainer: {seed: '${data.seed}'}\ndata: {seed: '${nope}'}", "data.seed=${nope}"),
-        ("trainer: {project_name: '${oc.env:NO_SUCH}'}", "trainer.project_name=${oc.env:NO_SUCH}"),
-    ],
-)
-def test_a_reference_to_nothing_is_refused_at_the_key_that_has_it(tmp_path, text, said):
-    file = tmp_path / "mine.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        parse(["pipeline=grpo", "env=math"], config_file=file)
-    assert str(caught.value).startswith(f"{said} ({file}) cannot be resolved: ")
 
 
 @pytest.mark.parametrize(

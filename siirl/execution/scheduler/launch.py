@@ -123,7 +123,7 @@ def run_on_ray(
 def _stream(actor: Any, init_method: str) -> Any:
     """Reports of a rank, which waits for a command that does not take them.
 
-    If the command is killed, the rank trains no further steps, whose metrics nobody would write.
+    If the command is killed, the rank trains no further steps: their metrics would be lost.
     """
     run = actor.run.options(_generator_backpressure_num_objects=REPORTS_AHEAD)
     return run.remote(init_method)
