@@ -114,7 +114,7 @@ def take(ranks, line) -> list[float]:
 
 
 def test_each_of_two_training_ranks_fetches_the_rows_of_its_own_share(line):
-    put(line, line.call("work", 0, {0: 1}, 0).prompts[0])
+    put(line, line.call("work", 0, 0, {0: 1}, 0).prompts[0])
     parts = on_threads(take, [(line,)] * RANKS)
     assert [len(part) for part in parts] == [2, 2]
     assert sorted(parts[0] + parts[1]) == [0.0, 1.0, 2.0, 3.0]
@@ -122,11 +122,11 @@ def test_each_of_two_training_ranks_fetches_the_rows_of_its_own_share(line):
 
 def test_rows_that_died_with_their_rank_are_rolled_out_again_before_any_rank_trains(line):
     """A replacement puts the rows of prompt 2 again while both ranks wait for the step."""
-    stored = put(line, line.call("work", 0, {0: 1}, 0).prompts[0])
+    stored = put(line, line.call("work", 0, 0, {0: 1}, 0).prompts[0])
     line.dead.add(stored[2])
 
     def replacement():
-        while not (again := line.call("work", 0, {0: 1}, 0).prompts[0]):
+        while not (again := line.call("work", 0, 0, {0: 1}, 0).prompts[0]):
             pass
         put(line, again)
 

@@ -54,6 +54,7 @@ class Exchange:
         self._gathered: dict[tuple[int, int], dict[int, Any]] = {}
         self._served = dict.fromkeys(range(self._ledger.ranks), 0)
         """Number of blocks that each rank got."""
+        self._deaths = dict.fromkeys(range(self._ledger.ranks), 0)
 
     # Training side
 
@@ -167,14 +168,23 @@ class Exchange:
 
     # Rollout side
 
-    async def work(self, rank: int, wanted: Mapping[int, int], acting: int) -> Work:
+    async def join(self, rank: int) -> int:
+        """Begin to work as `rank`: the `life` of this process, which differs from that of a process
+        that it replaces.
+        """
+        return self._deaths[rank]
+
+    async def work(self, rank: int, life: int, wanted: Mapping[int, int], acting: int) -> Work:
         """The next work of `rank`, whose weights are those of step `acting`: up to `wanted`
         prompts of each agent group, an evaluation, or nothing yet.
+
+        A process that died may have left a call that still waits: it gets nothing, because its
+        prompts would never come back.
         """
-        found = self._work(rank, wanted, acting)
+        found = self._work(rank, life, wanted, acting)
         if found == Work():
             await self._wait()
-            found = self._work(rank, wanted, acting)
+            found = self._work(rank, life, wanted, acting)
         return found
 
     async def weights(self, step: int | None, after: int) -> PublishedWeights | None:
@@ -226,6 +236,7 @@ class Exchange:
 
     async def rank_died(self, rank: int) -> None:
         """Requeue the prompts of a dead rollout rank, for another rank or its replacement."""
+        self._deaths[rank] += 1
         for edge in self.edges.values():
             edge.rank_died(rank)
         self._results.pop(rank, None)
@@ -233,9 +244,11 @@ class Exchange:
 
     # Inside
 
-    def _work(self, rank: int, wanted: Mapping[int, int], acting: int) -> Work:
+    def _work(self, rank: int, life: int, wanted: Mapping[int, int], acting: int) -> Work:
         if self._over or not all(edge.opened for edge in self.edges.values()):
             return Work(over=self._over)
+        if life != self._deaths[rank]:
+            return Work()
         news = {group: edge.take_rewards(rank) for group, edge in self.edges.items()}
         rewards = {group: found for group, found in news.items() if found != NOTHING}
         command = self._evaluation

@@ -62,6 +62,7 @@ class RolloutWorker:
         self._runners: dict[int, PromptRunner] = {}
         self._arrived: PublishedWeights | None = None
         self._evaluating = False
+        self._life = 0
         self._ask: asyncio.Task[Work] | None = None
 
     def run(self) -> Iterator[Event]:
@@ -76,6 +77,7 @@ class RolloutWorker:
 
     def start(self) -> None:
         """Build the components and start the environments of the agent groups with nodes."""
+        self._life = self.line.call("join", self.rank)
         self._parts = self.build()
         self.copies = SecondCopies(
             {
@@ -150,10 +152,14 @@ class RolloutWorker:
     def _next_work(self, wanted: dict[int, int]) -> Work:
         begin = time.perf_counter()
         with OCCUPATION.doing("waits for prompts", waiting=True):
-            while (work := self.line.call("work", self.rank, wanted, self.copies.step)) == Work():
+            while (work := self.line.call("work", *self._asks(wanted))) == Work():
                 pass
         self._note_idle(since(begin))
         return work
+
+    def _asks(self, wanted: dict[int, int]) -> tuple[int, int, dict[int, int], int]:
+        """Arguments of `Exchange.work`."""
+        return self.rank, self._life, wanted, self.copies.step
 
     def _until_over(self) -> None:
         while not self._next_work(dict.fromkeys(self._runners, 0)).over:
@@ -218,9 +224,7 @@ class RolloutWorker:
         while True:
             if self._ask is None:
                 wanted = {group: runner.wanted() for group, runner in self._runners.items()}
-                self._ask = asyncio.ensure_future(
-                    self.line.acall("work", self.rank, wanted, self.copies.step)
-                )
+                self._ask = asyncio.ensure_future(self.line.acall("work", *self._asks(wanted)))
             running = self._running()
             begin, idle = time.perf_counter(), not running
             with OCCUPATION.doing("waits for prompts", waiting=idle):
