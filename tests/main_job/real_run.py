@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.processes import RAY_AGENTS, descendants_of, living_processes, processes_of_session
+from siirl import stacks
 from siirl.execution.scheduler.ray_session import TIMED_OUT
 
 __all__ = [
@@ -46,6 +47,7 @@ SMALL_JOB = (
 )
 CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1")
 AGENTS_END_WITHIN_S = 600.0  # about a minute; only a hang takes longer
+STACKS_WRITTEN_S = 2.0  # a process writes its stacks at once
 START_S = 1500.0  # until the first sign of a run, 40 s on two idle cores; only a hang takes longer
 
 
@@ -116,15 +118,34 @@ class RealRun:
         """
         deadline = time.monotonic() + timeout_s
         while not happened():
-            assert time.monotonic() < deadline, f"not within {timeout_s} s:\n{self.text}"
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {timeout_s} s:\n{self._where_it_is()}")
             assert self.process.poll() is None or happened(), (
                 f"ended with {self.process.returncode}:\n{self.text}"
             )
             time.sleep(0.05)
 
     def wait(self, *, timeout_s: float = START_S) -> int:
-        """Exit status of the command."""
-        return self.process.wait(timeout=timeout_s)
+        """Exit status of the command; AssertionError with its text and stacks if it does not end."""
+        try:
+            return self.process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end within {timeout_s} s:\n{self._where_it_is()}") from None
+
+    def _where_it_is(self) -> str:
+        """The run's text, its processes and the stacks of those that have siirl's code."""
+        folders = [run / stacks.FOLDER for run in self.folders]
+        for folder in folders:
+            stacks.write_here(folder)
+        time.sleep(STACKS_WRITTEN_S)
+        written = [file for folder in folders for file in sorted(folder.glob("*.txt"))]
+        return "\n".join(
+            [
+                self.text,
+                *(f"{pid} {title}" for pid, title in self.processes().items()),
+                *(f"{file.name}\n{file.read_text()}" for file in written),
+            ]
+        )
 
     def seconds_until_gone(self, *, timeout_s: float = 600.0, but: Sequence[str] = ()) -> float:
         """Seconds until no process of the run lives, except those with a title in `but`."""
