@@ -46,10 +46,14 @@ class AgentPlace:
     @classmethod
     def of(cls, group: int, *, run_folder: Path, groups: Collection[int]) -> "AgentPlace":
         """The place of one of `groups`; creates its folder."""
-        first = group == min(groups)
-        folder = run_folder if first else run_folder / f"agent_{group}"
+        ending = _ending(group, groups=groups)
+        folder = run_folder / f"agent{ending}" if ending else run_folder
         folder.mkdir(exist_ok=True)
-        return cls(group, folder, run_folder / "checkpoints", "" if first else f"_{group}")
+        return cls(group, folder, run_folder / "checkpoints", ending)
+
+
+def _ending(group: int, *, groups: Collection[int]) -> str:
+    return "" if group == min(groups) else f"_{group}"
 
 
 @dataclass
@@ -251,6 +255,20 @@ def build_groups(
     )
     checkpoints = _joint_checkpoints(groups.values(), run_folder, ranks)
     return AgentGroups(groups, checkpoints, drawing, rollouts)
+
+
+def trained_engines(graph: TaskGraph, agents: Mapping[Any, Any]) -> list[str]:
+    """Names of the engines in a checkpoint of the graph's job; `agents` is the key of the
+    configuration.
+    """
+    numbers, owner_of = graph.agent_groups(), owners(agents)
+    names = set()
+    for group in numbers:
+        ending = _ending(owner_of.get(group, group), groups=numbers)
+        names.add(f"actor{ending}")
+        if needs_critic(graph, group=group):
+            names.add(f"critic{ending}")
+    return sorted(names)
 
 
 def updates_of(config: SiiRLArguments, graph: TaskGraph, *, groups: Iterable[int]) -> Updates:

@@ -45,6 +45,7 @@ from siirl.dag_worker.manifest import (
     Fingerprints,
     fingerprint,
     read_manifest,
+    require_engines,
     resolve_checkpoint,
     verify_files,
 )
@@ -227,7 +228,7 @@ class CheckpointManager:
 
     def _on_rank_0(self, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0 and return its result there; its error is raised on all ranks."""
-        with raise_on_all_ranks(self.ranks), self._disk_errors():
+        with raise_on_all_ranks(self.ranks):
             return action() if self.ranks.rank == 0 else None
 
     @contextmanager
@@ -254,12 +255,15 @@ class CheckpointManager:
             except SiirlError:
                 saving.cancel()
                 raise
-            return self.ranks.broadcast_object(self._on_rank_0(saving.finished.result))
+            with raise_on_all_ranks(self.ranks), self._disk_errors():
+                complete: Any = saving.finished.result() if self.ranks.rank == 0 else None
+            return self.ranks.broadcast_object(complete)
 
     def _prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(self.folder)
-        tempfile.TemporaryFile(dir=self.folder).close()
+        with self._disk_errors():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(self.folder)
+            tempfile.TemporaryFile(dir=self.folder).close()
 
     def _begin(
         self, stack: ExitStack, step: int, state: dict[str, Any]
@@ -269,16 +273,17 @@ class CheckpointManager:
         Returns:
             The folder, and the engines whose frozen weights are already in it.
         """
-        unfinished = stack.enter_context(unfinished_folder(self.folder))
         links = {}
-        for name, engine in self.engines.items():
-            (unfinished / name).mkdir(parents=True)
-            frozen = engine.frozen.types()
-            link = self._frozen_files.link(name, unfinished / name, frozen=frozen)
-            if link is not None:
-                links[name] = link
-        write_state(unfinished / STATE_FILE, state)
-        self.export(unfinished)
+        with self._disk_errors():
+            unfinished = stack.enter_context(unfinished_folder(self.folder))
+            for name, engine in self.engines.items():
+                (unfinished / name).mkdir(parents=True)
+                frozen = engine.frozen.types()
+                link = self._frozen_files.link(name, unfinished / name, frozen=frozen)
+                if link is not None:
+                    links[name] = link
+            write_state(unfinished / STATE_FILE, state)
+            self.export(unfinished)
         return unfinished, links
 
     def _remember(self, checkpoint: Path) -> None:
@@ -342,12 +347,7 @@ class CheckpointManager:
 
     def _locate(self, checkpoint: Path) -> Path:
         folder = resolve_checkpoint(checkpoint)
-        engines = read_manifest(folder, verify=False)["engines"]
-        if engines != sorted(self.engines):
-            raise CheckpointError(
-                f"{folder} is of another job. Expected engines: {sorted(self.engines)}. Found: "
-                f"{engines}. Choose a checkpoint or a pipeline that fits."
-            )
+        require_engines(folder, sorted(self.engines))
         return folder
 
     def _read(self, folder: Path) -> Checkpoint:

@@ -12,6 +12,7 @@ from typing import Any
 from siirl.errors import CheckpointError
 from siirl.files.documents import is_count, is_name, read_object, read_text
 from siirl.files.weight_files import FROZEN_FILE, INDEX_FILE, TRAINED_FILE, WEIGHTS_FILE
+from siirl.params.key_names import MODEL_PATH
 
 LATEST = "latest"
 MANIFEST = "manifest.json"
@@ -102,6 +103,21 @@ def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any]:
     if verify:
         _compare_files(folder, manifest["files"])
     return manifest
+
+
+def require_engines(folder: Path, expected: list[str]) -> None:
+    """Refuse a checkpoint of other engines than a job trains.
+
+    Raises:
+        CheckpointError: See `read_manifest`; or the checkpoint is of another job.
+    """
+    found = read_manifest(folder, verify=False)["engines"]
+    if found != expected:
+        raise CheckpointError(
+            f"{folder} is of another job. It holds {' and '.join(found)}; this job trains "
+            f"{' and '.join(expected)}. Choose the pipeline of that run, or start a new one from "
+            f"its policy: {MODEL_PATH}={folder / 'actor'}"
+        )
 
 
 def verify_files(folder: Path, *, rank: int = 0, ranks: int = 1) -> None:

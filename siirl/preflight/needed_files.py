@@ -155,9 +155,10 @@ def _model_folder(
 def _newest_policy(folder: Path) -> Path | None:
     """The policy folder of a checkpoint, or of a run's newest one; None for another folder."""
     try:
-        return resolve_checkpoint(folder) / "actor"
+        policy = resolve_checkpoint(folder) / "actor"
     except CheckpointError:
         return None
+    return policy if (policy / CONFIG_FILE).is_file() else None
 
 
 def _whole(weights: list[Path], *, place: str) -> Iterator[SiirlError]:

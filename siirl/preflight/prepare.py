@@ -79,7 +79,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
     groups = place(config, graph)
     refuse(machine_problems(config.cluster, spec))
     check_loggers(config.trainer.logger)
-    begins = check_resume(config)
+    begins = check_resume(config, graph)
     plans: dict[int, Plan] = {}
     warnings = list(unread_config(config.trainer.resume))
     for group in graph.agent_groups():

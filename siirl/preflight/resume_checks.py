@@ -8,12 +8,19 @@ from typing import Any
 import yaml
 
 from envs.base import EnvSpec
-from siirl.dag_worker.agent_groups import AGENTS
+from siirl.dag_worker.agent_groups import AGENTS, trained_engines
 from siirl.dag_worker.components import make_task_loader
-from siirl.dag_worker.manifest import EVALUATION_DUE, STATE_FILE, read_manifest, resolve_checkpoint
+from siirl.dag_worker.manifest import (
+    EVALUATION_DUE,
+    STATE_FILE,
+    read_manifest,
+    require_engines,
+    resolve_checkpoint,
+)
 from siirl.dag_worker.plain_state import read_state
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import ConfigError
+from siirl.execution.dag import TaskGraph
 from siirl.params import SiiRLArguments
 from siirl.params.build import as_text
 from siirl.params.key_names import MODEL_OPTIONS, MODEL_POLICY
@@ -33,7 +40,7 @@ FOLDERS = ("trainer.resume", "trainer.output_dir", "trainer.experiment_name")
 LONG = 80  # characters of two values
 
 
-def check_resume(config: SiiRLArguments) -> ResumePoint | None:
+def check_resume(config: SiiRLArguments, graph: TaskGraph) -> ResumePoint | None:
     """Check the checkpoint that `trainer.resume` names, and replace the key by its folder or None.
 
     Returns:
@@ -42,7 +49,7 @@ def check_resume(config: SiiRLArguments) -> ResumePoint | None:
     Raises:
         ConfigError: The folder holds no checkpoint, or one of a finished run or of another model.
         MissingAssetError: The folder of `trainer.resume` does not exist.
-        CheckpointError: The checkpoint is incomplete.
+        CheckpointError: The checkpoint is incomplete, or of a pipeline that trains something else.
     """
     trainer = config.trainer
     wanted = trainer.resume
@@ -64,6 +71,7 @@ def check_resume(config: SiiRLArguments) -> ResumePoint | None:
     if config.actor_rollout_ref.rollout.n_steps is not None:
         _require_its_episodes(config, run, place=place)
     manifest = read_manifest(checkpoint)
+    require_engines(checkpoint, trained_engines(graph, config.agents))
     step = int(manifest["step"])
     if total is not None and step >= total and not manifest.get(EVALUATION_DUE, False):
         raise ConfigError(

@@ -9,6 +9,8 @@ import yaml
 from one_process import run, untimed
 from test_text_runs import SMALL
 
+from siirl.dag_worker.agent_groups import trained_engines
+from siirl.dag_worker.manifest import read_manifest
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.models.language_model import load_language_model
 from siirl.params.parser import parse_config
@@ -61,6 +63,13 @@ def weights(folder: Path, step: int, name: str = "actor") -> dict[str, torch.Ten
     return load_language_model(folder / "checkpoints" / f"step_{step:08d}" / name).state_dict()
 
 
+def require_expected_engines(folder: Path, words: list[str]) -> None:
+    """The checkpoint's engines are those that a job with these words expects when it resumes."""
+    config = parse_config(words)
+    expected = trained_engines(load_graph(config), config.agents)
+    assert read_manifest(folder / "checkpoints" / "step_00000001")["engines"] == expected
+
+
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
@@ -105,6 +114,7 @@ def test_a_resumed_run_of_two_agents_equals_an_uninterrupted_one_bit_for_bit(tmp
     words = job(tmp_path, agents=f"{{0: {FIRST}, 1: {SECOND}}}".replace(": ", ":"))
     whole = run(tmp_path / "whole", [*words, "trainer.total_steps=2"])
     run(tmp_path / "parts", [*words, "trainer.total_steps=1"])
+    require_expected_engines(tmp_path / "parts", words)
     resumed = run(
         tmp_path / "parts",
         [*words, "trainer.total_steps=2", f"trainer.resume={tmp_path / 'parts'}"],
@@ -119,6 +129,7 @@ def test_a_group_that_shares_weights_trains_the_weights_of_the_other_group(tmp_p
     steps = run(tmp_path / "both", words)
     last = tmp_path / "both" / "checkpoints" / "step_00000002"
     assert [folder.name for folder in last.glob("actor*")] == ["actor"]
+    require_expected_engines(tmp_path / "both", words)
     updates = [
         (event.metrics["actor/updates"], event.metrics["agent_1/actor/updates"]) for event in steps
     ]

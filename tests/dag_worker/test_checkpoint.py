@@ -384,9 +384,7 @@ def test_a_checkpoint_of_another_job_is_refused(tmp_path):
     Job(tmp_path).train(1).save()
     engines = {"actor": make_engine(), "critic": make_engine()}
     manager = CheckpointManager(folder=tmp_path / "other", engines=engines, ranks=OneProcess())
-    with pytest.raises(
-        CheckpointError, match=r"Expected engines: \['actor', 'critic'\]. Found: \['actor'\]"
-    ):
+    with pytest.raises(CheckpointError, match="holds actor; this job trains actor and critic"):
         manager.load(tmp_path)
 
 

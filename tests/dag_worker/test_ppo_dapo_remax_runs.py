@@ -99,9 +99,7 @@ def test_ppo_trains_with_the_kl_in_its_reward(tmp_path):
 
 def test_ppo_refuses_a_checkpoint_without_a_critic(tmp_path):
     train(tmp_path, "pipeline=grpo", "trainer.total_steps=1")
-    with pytest.raises(
-        CheckpointError, match=r"Expected engines: \['actor', 'critic'\]. Found: \['actor'\]"
-    ):
+    with pytest.raises(CheckpointError, match="holds actor; this job trains actor and critic"):
         train(tmp_path, "pipeline=ppo", "trainer.total_steps=2", f"trainer.resume={tmp_path}")
 
 

@@ -272,6 +272,21 @@ def test_a_run_with_no_step_left_is_refused_and_not_started(
     assert f"siirl evaluate checkpoint={three_steps}" in message
 
 
+def test_a_run_without_the_critic_that_the_job_trains_is_refused_before_it_starts(
+    three_steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["pipeline=ppo", "env=math", "trainer.total_steps=9", f"trainer.resume={three_steps}"]
+    outputs = tmp_path / "outputs"
+    assert main([*words, f"trainer.output_dir={outputs}"]) == REFUSED
+    assert (
+        "step_00000003 is of another job. It holds actor; this job trains actor and critic. "
+        "Choose the pipeline of that run, or start a new one from its policy: "
+        f"actor_rollout_ref.model.path={three_steps}/checkpoints/step_00000003/actor"
+        in capsys.readouterr().err
+    )
+    assert not outputs.exists()
+
+
 def test_a_run_of_another_model_is_refused_with_its_own_configuration(
     three_steps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
