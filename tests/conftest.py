@@ -24,6 +24,7 @@ hypothesis.settings.load_profile("siirl")
 
 def _prepare_environment() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # two OpenMP threads on contended cores collapse
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # runs have two; the second would spin while it waits
     from envs.offscreen import choose_backend  # imports numpy, which reads the number of threads
 
     choose_backend()  # sets MUJOCO_GL
@@ -89,6 +90,15 @@ def registries_afterwards_as_before() -> Iterator[None]:
         if registry != before:
             registry.clear()
             registry.update(before)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_of_torch_afterwards() -> Iterator[None]:
+    """Undo the number of threads that a run in this process has set."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

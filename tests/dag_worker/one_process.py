@@ -29,6 +29,7 @@ def events_of(
     `folder`.
     """
     config = parse_config(words, config_file=config_file)
+    config.trainer.threads_per_rank = 1
     folder.mkdir(exist_ok=True)
     worker = DAGWorker(
         config=config,

@@ -42,6 +42,7 @@ SMALL_JOB = (
         "trainer.max_minutes=null",
         "trainer.save_freq=1",
         "trainer.logger=[console]",
+        "trainer.threads_per_rank=1",
     ),
     "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
 )
