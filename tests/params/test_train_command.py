@@ -200,18 +200,20 @@ def test_a_folder_that_is_not_a_checkpoint_is_refused(
     assert f"{tmp_path} is not a checkpoint" in capsys.readouterr().err
 
 
-def run_of_three_steps(folder: Path, state: dict[str, Any]) -> Path:
-    """A run with a checkpoint after three steps, which has this state and an empty file of
-    weights.
-    """
+def run_of_three_steps(
+    folder: Path, state: dict[str, Any], engines: tuple[str, ...] = ("actor",)
+) -> Path:
+    """A run with a checkpoint after three steps, which has this state and empty files of weights."""
     checkpoint = folder / "checkpoints" / "step_00000003"
-    (checkpoint / "actor").mkdir(parents=True)
+    weights = [f"{engine}/model.safetensors" for engine in engines]
+    for name in weights:
+        (checkpoint / name).parent.mkdir(parents=True)
+        (checkpoint / name).touch()
     (folder / "checkpoints" / "latest").write_text("step_00000003\n")
-    names = ("state.pt", "actor/model.safetensors")
+    names = ("state.pt", *weights)
     write_state(checkpoint / "state.pt", state)
-    (checkpoint / "actor/model.safetensors").touch()
     files = {name: fingerprint(checkpoint / name) for name in names}
-    manifest = {"format": FORMAT, "step": 3, "engines": ["actor"], "files": files}
+    manifest = {"format": FORMAT, "step": 3, "engines": engines, "files": files}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
@@ -356,16 +358,17 @@ def test_an_environment_argument_of_one_run_alone_is_named_by_itself(
 
 
 def test_the_remedy_of_a_refused_resume_is_not_refused(
-    three_steps: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Groups beside --config would override the run's keys."""
+    run = run_of_three_steps(tmp_path / "run", {}, engines=("actor", "critic"))
     job = [*GYM[1:], "pipeline=ppo", "trainer=classic_control", "cluster=local"]
     assert main([*job, "env.kwargs.sutton_barto_reward=true", "--cfg", "job"]) == 0
-    (three_steps / "config.yaml").write_text(capsys.readouterr().out)
-    assert main(["--plan", *job, f"trainer.resume={three_steps}"]) == REFUSED
+    (run / "config.yaml").write_text(capsys.readouterr().out)
+    assert main(["--plan", *job, f"trainer.resume={run}"]) == REFUSED
     said = capsys.readouterr().err.strip()
     words = said.partition("or replace them all by ")[2].removesuffix(".").split()
-    assert words[0] == f"trainer.resume={three_steps}"
+    assert words[0] == f"trainer.resume={run}"
     assert main(["--plan", *words]) == 0
 
 
