@@ -355,7 +355,7 @@ class Environment(abc.ABC):
         """
         if len(actions) == 0:
             raise ValueError("step_chunk needs at least one action.")
-        total = 0.0
+        total: Any = 0.0
         frames, call = FrameBuffer(), f"{type(self).__name__}.step"
         for executed, action in enumerate(actions, start=1):
             observation, reward, terminated, truncated, info = await answer_of(
@@ -363,12 +363,7 @@ class Environment(abc.ABC):
             )
             if not isinstance(info, Mapping):
                 raise WrongForm(f"{call} returned the info {info!r:.80}: return a dict.")
-            try:
-                total += reward
-            except TypeError as error:
-                raise WrongForm(
-                    f"{call} returned the reward {reward!r:.80}: return a number."
-                ) from error
+            total = _added(total, reward, num_agents=self.spec.num_agents, call=call)
             frames.extend(info.get("frames", {}))
             if terminated or truncated:
                 break
@@ -395,6 +390,19 @@ class Environment(abc.ABC):
 
     async def close(self) -> None:  # noqa: B027  (optional: most environments hold nothing)
         """Release simulators and processes; a second call does nothing."""
+
+
+def _added(total: Any, reward: Any, *, num_agents: int, call: str) -> Any:
+    """`total` plus the reward of a step; of several agents, each agent's own, as an array."""
+    wanted = "a number" if num_agents == 1 else f"{num_agents} numbers, one for each agent"
+    try:
+        if num_agents == 1:
+            return total + reward
+        if len(reward) == num_agents:
+            return total + np.asarray(reward)
+    except (TypeError, ValueError) as error:  # ValueError: a list of lists
+        raise WrongForm(f"{call} returned the reward {reward!r:.80}: return {wanted}.") from error
+    raise WrongForm(f"{call} returned the reward {reward!r:.80}: return {wanted}.")
 
 
 class FrameBuffer:

@@ -1,11 +1,13 @@
 """Environments whose agents take turns: the contract, and the checker's messages for violations."""
 
+import asyncio
 import sys
 from pathlib import Path
 
 import pytest
 
-from envs.base import EnvSpec, acting_agents, checked_turns
+from envs.answer_checks import fault_of_step
+from envs.base import EnvSpec, WrongForm, acting_agents, checked_turns
 from envs.checker import check_env
 from envs.text import text_spec
 
@@ -48,6 +50,59 @@ class TakesAnyTurn(RelayEnv):
 def test_the_checker_names_what_is_wrong_with_the_turns(env, sentence):
     with pytest.raises(AssertionError, match=sentence):
         check_env(env(), seed=3)
+
+
+class ListRewards(RelayEnv):
+    """Its rewards are a list."""
+
+    def rewards(self, done):
+        return [0.5, 1] if done else [0.25, 0]
+
+
+class TextReward(RelayEnv):
+    """The reward of its second agent is a text."""
+
+    def rewards(self, done):
+        return [0.5, "1"]
+
+
+class OneReward(RelayEnv):
+    """Both agents have one reward together."""
+
+    def rewards(self, done):
+        return 0.5
+
+
+class ThreeRewards(RelayEnv):
+    """Its rewards are those of another number of agents."""
+
+    def rewards(self, done):
+        return [0.5, 1.0, 1.5]
+
+
+class UnevenRewards(RelayEnv):
+    """The second agent has two rewards."""
+
+    def rewards(self, done):
+        return [0.5, [1.0, 1.5]]
+
+
+async def chunk_of_three(environment):
+    await environment.reset(seed=3)
+    return await environment.step_chunk([["3", None], [None, "4"], ["5", None]])
+
+
+def test_a_list_of_one_reward_for_each_agent_is_summed_over_a_chunk():
+    _, rewards, *_ = result = asyncio.run(chunk_of_three(ListRewards()))
+    assert rewards.tolist() == [1.0, 1.0]
+    assert fault_of_step(result, spec=SPEC, num_actions=3) is None
+
+
+@pytest.mark.parametrize("env", [TextReward, OneReward, ThreeRewards, UnevenRewards])
+def test_rewards_that_are_not_one_number_for_each_agent_are_refused(env):
+    sentence = r"\.step returned the reward .*0\.5.*: return 2 numbers, one for each agent\."
+    with pytest.raises(WrongForm, match=sentence):
+        asyncio.run(chunk_of_three(env()))
 
 
 def test_those_with_an_observation_act():
