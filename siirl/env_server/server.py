@@ -23,7 +23,6 @@ from envs.base import (
     EnvSpec,
     EpisodeFailed,
     Frames,
-    Info,
     Misbehaved,
     ServerAway,
     WrongForm,
@@ -246,9 +245,9 @@ class _HostedEnvironment:
         images = np.concatenate([part.images for part in parts])
         return Frames(images, tuple(step for part in parts for step in part.steps))
 
-    def _keep_frames(self, info: Info) -> Info:
-        if "frames" not in info:
-            return info
+    def _keep_frames(self, info: Any) -> Any:
+        if not isinstance(info, Mapping) or "frames" not in info:
+            return info  # the client's checks refuse what is no Mapping
         for stream, part in info["frames"].items():
             self._frames.setdefault(stream, []).append(part)
         return {name: value for name, value in info.items() if name != "frames"}

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from local_pools import local_pool, run_episode, run_episodes
+from probe_envs import WalkEnv
 from virtual_time import run_in_virtual_time
 
 from envs.base import FrameRequest
@@ -56,6 +57,38 @@ def test_a_result_of_the_wrong_form_fails_its_episode_without_a_replay(fault, wo
         "Test it alone with envs.checker.check_env."
     )
     assert (stats["env/replays"], stats["env/failures"], len(list(tmp_path.iterdir()))) == (0, 1, 1)
+
+
+class NoInfoEnv(WalkEnv):
+    """Its `reset` gives no info."""
+
+    async def reset(self, *, seed, options=None):
+        observation, _ = await super().reset(seed=seed, options=options)
+        return observation, None
+
+
+class ListInfoEnv(WalkEnv):
+    """The info of its `reset` is a list, which names frames."""
+
+    async def reset(self, *, seed, options=None):
+        observation, _ = await super().reset(seed=seed, options=options)
+        return observation, ["frames"]
+
+
+@pytest.mark.parametrize(
+    ("cls", "info"), [(NoInfoEnv, "NoneType None"), (ListInfoEnv, "list ['frames']")]
+)
+def test_a_reset_whose_info_is_no_dict_fails_its_episode_without_a_replay(cls, info):
+    async def episode():
+        async with local_pool(f"{__name__}:{cls.__name__}") as pool:
+            return (await run_episodes(pool, [1]))[0], pool.stats()
+
+    failed, stats = asyncio.run(episode())
+    assert failed.culprit == (
+        f"reset of environment 'walk': info is {info} instead of a dict. "
+        "Test it alone with envs.checker.check_env."
+    )
+    assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
 
 
 def test_the_reason_of_an_episode_begins_with_the_fault_and_not_with_the_server(tmp_path):
