@@ -8,11 +8,13 @@
             observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
             frames = await slot.frames("recorder")
 
-A server that dies, hangs, raises or returns an invalid answer is replaced. Its episodes are
+A server that dies, hangs, raises or returns an invalid number is replaced. Its episodes are
 simulated again, each from its seed and its executed chunks; to their coroutines, the call only
 takes longer. An episode that is charged with more than `max_replays` failures ends with
-`SimulationFailed`; the others continue. An episode is therefore either returned unchanged or
-reported as failed, and never scored after a broken simulation. Use the pool from one event loop.
+`SimulationFailed`; the others continue. A result of a wrong form ends its episode so at once, and
+two such episodes in a row of one environment replace the server. An episode is therefore either
+returned unchanged or reported as failed, and never scored after a broken simulation. Use the pool
+from one event loop.
 """
 
 import asyncio

@@ -45,11 +45,11 @@ class Request(NamedTuple):
 class RaisedError(NamedTuple):
     """An exception of an environment as data, because exceptions may not be picklable."""
 
-    kind: Literal["mistake", "episode", "away", "fault"]
+    kind: Literal["mistake", "episode", "form", "away", "fault"]
     """`mistake`: a ValueError; the environment refuses an argument, and would refuse it again.
-    `episode`: an `EpisodeFailed` or `WrongForm`; this episode cannot be scored, even if repeated,
-    and the environment works. `away`: a `ServerAway`; the environment could not be made. `fault`:
-    all else.
+    `episode`: an `EpisodeFailed`; this episode cannot be scored, even if repeated, and the
+    environment works. `form`: a `WrongForm`. `away`: a `ServerAway`; the environment could not be
+    made. `fault`: all else.
     """
     summary: str
     """Type and message; for a `mistake` the message only, since it is raised again."""
@@ -60,9 +60,8 @@ class RaisedError(NamedTuple):
     def of(cls, error: BaseException) -> "RaisedError":
         """Describe `error`."""
         if isinstance(error, Misbehaved):
-            wrong_form = isinstance(error, WrongForm)
             return cls(
-                kind="episode" if wrong_form else "fault",
+                kind="form" if isinstance(error, WrongForm) else "fault",
                 summary=text_of(error).rstrip("."),
                 trace="",
             )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from envs.base import EpisodeFailed
+from envs.base import EpisodeFailed, WrongForm
 from siirl.env_server.server import Answers, RaisedError, Request
 from siirl.env_server.transports import Transport
 from siirl.errors import RefusedByEnvironment
@@ -80,6 +80,7 @@ class ServerSupervisor:
         self._outbox: list[_WaitingRequest] = []
         self._calls: list[_Call] = []  # in flight, oldest first: the server works on the oldest
         self._suspects: set[int] = set()
+        self._misshapen: set[int] = set()  # environments whose latest episode had a `WrongForm`
         self._away: EpisodeFailed | None = None  # latest start whose environment's server was away
         self._ending: set[asyncio.Future[Any]] = set()  # killed servers
         self._closed = False
@@ -115,6 +116,7 @@ class ServerSupervisor:
         Raises:
             ValueError: The environment refused the arguments.
             EpisodeFailed: The environment cannot score this episode.
+            WrongForm: The environment's result has another form.
             ServerFault: The server or its environment failed, or a later generation runs.
         """
         self._refuse_if_closed()
@@ -147,6 +149,7 @@ class ServerSupervisor:
             self._suspects |= culprits
         transport, self._transport = self._transport, None
         self.generation += 1
+        self._misshapen.clear()
         self._kill(transport)
         for waiting in self._drop_requests():
             charged = waiting.request.env in culprits
@@ -163,6 +166,24 @@ class ServerSupervisor:
     def clear_suspicion(self, env: int) -> None:
         """Stop suspecting environment `env`: a new episode begins there."""
         self._suspects.discard(env)
+
+    def count_wrong_form(self, env: int, detail: str, *, generation: int) -> None:
+        """An episode of environment `env` has failed by a `WrongForm`; if the one before it there
+        has, too, the server of `generation` is replaced.
+
+        A mistake in the environment's code would come back on another server, but a simulator that
+        is broken by an earlier failure would fail every further episode.
+        """
+        if generation != self.generation:
+            return
+        if env in self._misshapen:
+            self.kill_server("garbage", detail, generation=generation, culprits={env})
+        else:
+            self._misshapen.add(env)
+
+    def clear_wrong_form(self, env: int) -> None:
+        """An episode of environment `env` has ended with results of the right form."""
+        self._misshapen.discard(env)
 
     async def close(self) -> None:
         """Close the environments and end the server; waiting requests raise RuntimeError."""
@@ -321,6 +342,8 @@ class ServerSupervisor:
                 _settle(answer, error=_refusal(value))
             elif value.kind == "episode":
                 _settle(answer, error=EpisodeFailed(value.summary))
+            elif value.kind == "form":
+                _settle(answer, error=WrongForm(value.summary))
             else:
                 verb = " raised" if value.trace else ":"
                 detail = f"{request.method}{verb} {value.summary}"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from envs import answer_checks
 from envs.arguments import not_running
-from envs.base import EnvSpec, EpisodeFailed, Frames, Info, Observation, StepResult
+from envs.base import EnvSpec, EpisodeFailed, Frames, Info, Observation, StepResult, WrongForm
 from envs.replay_samples import difference, sample
 from siirl.env_server.server import Request
 from siirl.env_server.server_supervisor import ServerFault, ServerSupervisor
@@ -185,7 +185,7 @@ class Slot:
                 break
             except ServerFault as fault:
                 self._allow_another_try(episode, fault)
-            except EpisodeFailed as failed:
+            except (EpisodeFailed, WrongForm) as failed:
                 self._give_up(episode, str(failed).rstrip("."))
             except (ValueError, asyncio.CancelledError):
                 # part of such a chunk may have been executed: the episode's state is unknown
@@ -195,6 +195,8 @@ class Slot:
         OCCUPATION.record_progress()
         if method != "frames":
             episode.add(method, arguments, result)
+        if episode.ended:
+            self.supervisor.clear_wrong_form(self._env)
         return result
 
     async def _catch_up(self, episode: EpisodeRecord) -> int:
@@ -232,9 +234,17 @@ class Slot:
             )
 
     async def _ask(self, method: Any, arguments: tuple[Any, ...], generation: int) -> Any:
-        result = await self.supervisor.request(
-            Request(self._env, method, arguments), generation=generation
-        )
+        try:
+            result = await self.supervisor.request(
+                Request(self._env, method, arguments), generation=generation
+            )
+            self._check(method, arguments, result, generation)
+        except WrongForm as wrong:
+            self.supervisor.count_wrong_form(self._env, str(wrong), generation=generation)
+            raise
+        return result
+
+    def _check(self, method: Any, arguments: tuple[Any, ...], result: Any, generation: int) -> None:
         fault = None
         if method == "reset":
             fault = answer_checks.fault_of_reset(result, spec=self._spec)
@@ -249,11 +259,10 @@ class Slot:
             )
             raise ServerFault("garbage", detail, server=self.supervisor.name, charged=True)
         if fault is not None:
-            raise EpisodeFailed(
+            raise WrongForm(
                 f"{method} of environment {self._spec.name!r}: {fault}. Test it alone with "
                 "envs.checker.check_env"
             )
-        return result
 
     def _allow_another_try(self, episode: EpisodeRecord, fault: ServerFault) -> None:
         episode.last_fault = str(fault)

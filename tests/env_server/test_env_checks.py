@@ -175,4 +175,4 @@ def test_a_method_of_an_older_form_is_refused_with_the_form_that_it_needs(cls, s
 
     asyncio.run(play())
     told = [answer for answer in answers if isinstance(answer, RaisedError)]
-    assert (told[0].kind, told[0].summary + ".", told[0].trace) == ("episode", sentence, "")
+    assert (told[0].kind, told[0].summary + ".", told[0].trace) == ("form", sentence, "")

@@ -59,6 +59,44 @@ def test_a_result_of_the_wrong_form_fails_its_episode_without_a_replay(fault, wo
     assert (stats["env/replays"], stats["env/failures"], len(list(tmp_path.iterdir()))) == (0, 1, 1)
 
 
+class BreakingEnv(WalkEnv):
+    """Its simulator returns nothing in the episodes with the seeds `faulty`; with `breaks`, also in
+    every later one, until the environment is made again.
+    """
+
+    def __init__(self, faulty, breaks):
+        super().__init__()
+        self.faulty, self.breaks, self.broken = faulty, breaks, False
+
+    async def step(self, action):
+        if self.broken or self._seed in self.faulty:
+            self.broken = self.breaks
+            return None
+        return await super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("faulty", "breaks", "failed"),
+    [((1,), True, {1, 2}), ((1, 3), False, {1, 3}), ((1, 2), False, {1, 2})],
+    ids=["broken", "two apart", "two in a row"],
+)
+def test_an_environment_with_results_of_a_wrong_form_in_two_episodes_in_a_row_is_made_again(
+    faulty, breaks, failed, caplog
+):
+    async def episodes():
+        kwargs = {"faulty": faulty, "breaks": breaks}
+        name = f"{__name__}:BreakingEnv"
+        async with local_pool(name, kwargs, num_servers=1) as pool:
+            return [(await run_episodes(pool, [seed]))[0] for seed in range(5)], pool.stats()
+
+    said, stats = asyncio.run(episodes())
+    assert {seed for seed, entry in enumerate(said) if isinstance(entry, Exception)} == failed
+    assert "BreakingEnv.step must return (observation" in said[1].culprit
+    assert (stats["env/replays"], stats["env/failures"]) == (0, 2)
+    replaced = [record for record in caplog.records if "is replaced" in record.message]
+    assert len(replaced) == ({1, 2} == failed)
+
+
 class NoInfoEnv(WalkEnv):
     """Its `reset` gives no info."""
 

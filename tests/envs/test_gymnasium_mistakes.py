@@ -210,7 +210,7 @@ def test_a_mistake_in_a_step_is_one_sentence_without_a_traceback(kind):
     raised = RaisedError.of(found.value)
     repeatable = kind in ("nan", "large", "raises", "raises lines")
     assert (raised.kind, raised.summary, raised.trace) == (
-        "fault" if repeatable else "episode",
+        "fault" if repeatable else "form",
         str(found.value).rstrip("."),
         "",
     )
