@@ -46,7 +46,7 @@ class SimulationFailed(SiirlError, RuntimeError):
     cause = ""
     """The reason without the words that name the episode; empty: the message has no others."""
     culprit = ""
-    """The fault of the environment in `cause`, with a traceback below it; empty: the message."""
+    """`cause` with the fault of the environment first and a traceback last; empty: the message."""
     episode = ""
     """Seed and options of the episode; empty: the message names them."""
 

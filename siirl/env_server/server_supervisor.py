@@ -31,15 +31,19 @@ CLOSE_DEADLINE_S = 5.0
 
 
 class ServerFault(Exception):
-    """A server failed and will be replaced; `charged`: the requesting episode may be the cause.
-
-    `culprit` is the reason, without the server if code of the environment is the cause.
-    """
+    """A server failed and will be replaced; `charged`: the requesting episode may be the cause."""
 
     def __init__(self, kind: FaultKind, detail: str, *, server: str, charged: bool) -> None:
         super().__init__(f"{kind}: server {server}: {detail}")
         self.charged = charged
-        self.culprit = detail if kind in ("raised", "garbage") else str(self)
+        self._culprit = detail if kind in ("raised", "garbage") else str(self)
+
+    def culprit_of(self, end: str) -> str:
+        """The fault and why it ended an episode, with a traceback below both; without the server if
+        code of the environment is the cause.
+        """
+        sentence, newline, trace = self._culprit.partition("\n")
+        return f"{sentence.rstrip('.')}; {end}{newline}{trace}"
 
 
 class _WaitingRequest(NamedTuple):

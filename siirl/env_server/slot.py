@@ -27,7 +27,7 @@ from siirl.occupation import OCCUPATION
 
 logger = logging.getLogger(__name__)
 
-UNREPLAYABLE = "its server failed, and the environment's spec says replayable=False"
+UNREPLAYABLE = "the environment's spec says replayable=False"
 
 
 def how_to_say_unreplayable(name: str) -> str:
@@ -204,12 +204,12 @@ class Slot:
 
         An episode whose reset failed has nothing to replay, but counts as one simulated again.
         """
+        if episode.generation not in (None, self.supervisor.generation):
+            self._require_replayable(episode, self.supervisor.last_fault)
         generation = await self.supervisor.start()
         if episode.generation in (None, generation):
             episode.generation = generation
             return generation
-        if episode.calls and not self._spec.replayable:
-            self._give_up(episode, f"{UNREPLAYABLE}. Last: {self.supervisor.last_fault}")
         self._tally.replays += 1
         for number, call in enumerate(episode.calls):
             await self._repeat(episode, number, call, generation)
@@ -268,14 +268,14 @@ class Slot:
         episode.last_fault = str(fault)
         if fault.charged:
             episode.faults += 1
-        if episode.faults > self._max_replays:
-            often = (
-                f"its server failed {episode.faults} times, and env.max_replays is "
-                f"{self._max_replays}"
-            )
-            self._give_up(episode, f"{often}. Last: {fault}", culprit=fault.culprit)
-        if episode.calls and not self._spec.replayable:
-            self._give_up(episode, f"{UNREPLAYABLE}. Last: {fault}", culprit=fault.culprit)
+            if episode.faults > self._max_replays:
+                times = "once" if episode.faults == 1 else f"{episode.faults} times"
+                often = f"its server failed {times}, and env.max_replays is {self._max_replays}"
+                self._give_up(episode, often, last=fault)
+            if self._cannot_be_replayed(episode):
+                self._give_up(episode, f"its server failed, and {UNREPLAYABLE}", last=fault)
+        else:
+            self._require_replayable(episode, str(fault))
         action = "is started again"
         if episode.calls:
             action = f"is replayed after {episode.num_chunks} chunks"
@@ -284,14 +284,29 @@ class Slot:
             cause = f"failure {episode.faults}, {self._max_replays} allowed"
         logger.warning("Episode with seed %d %s (%s).", episode.seed, action, cause)
 
-    def _give_up(self, episode: EpisodeRecord, reason: str, *, culprit: str = "") -> NoReturn:
+    def _require_replayable(self, episode: EpisodeRecord, others_fault: str) -> None:
+        """Give up an episode that cannot be replayed; `others_fault` is not its own."""
+        if self._cannot_be_replayed(episode):
+            self._give_up(
+                episode,
+                f"another episode of its server failed ({others_fault}), and {UNREPLAYABLE}",
+            )
+
+    def _cannot_be_replayed(self, episode: EpisodeRecord) -> bool:
+        return bool(episode.calls) and not self._spec.replayable
+
+    def _give_up(
+        self, episode: EpisodeRecord, reason: str, *, last: ServerFault | None = None
+    ) -> NoReturn:
+        """Fail the episode for `reason`, and for its own `last` fault."""
         self._episode = None
-        cause = _ended(reason)
+        cause = _ended(reason if last is None else f"{reason}. Last: {last}")
         name = f"seed {episode.seed} and options {episode.options}"
         message = f"The episode with {name} could not be simulated: {cause}"
         self._tally.fail(cause, message)
         failed = SimulationFailed(message)
-        failed.cause, failed.culprit, failed.episode = cause, _ended(culprit or reason), name
+        culprit = _ended(reason if last is None else last.culprit_of(reason))
+        failed.cause, failed.culprit, failed.episode = cause, culprit, name
         raise failed
 
 

@@ -129,10 +129,20 @@ def test_a_reset_whose_info_is_no_dict_fails_its_episode_without_a_replay(cls, i
     assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
 
 
-def test_the_reason_of_an_episode_begins_with_the_fault_and_not_with_the_server(tmp_path):
+@pytest.mark.parametrize(
+    ("max_replays", "replayable", "end"),
+    [
+        (0, True, "its server failed once, and env.max_replays is 0"),
+        (1, True, "its server failed 2 times, and env.max_replays is 1"),
+        (1, False, "its server failed, and the environment's spec says replayable=False"),
+    ],
+)
+def test_the_reason_of_an_episode_begins_with_the_fault_and_not_with_the_server(
+    max_replays, replayable, end, tmp_path
+):
     async def episode():
-        kwargs = {"fault": "raise", "ledger": str(tmp_path), "times": 99}
-        async with local_pool("probe_envs:FaultyEnv", kwargs, max_replays=0) as pool:
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "times": 99, "replayable": replayable}
+        async with local_pool("probe_envs:FaultyEnv", kwargs, max_replays=max_replays) as pool:
             return (await run_episodes(pool, [1]))[0]
 
     failed = asyncio.run(episode())
@@ -141,8 +151,8 @@ def test_the_reason_of_an_episode_begins_with_the_fault_and_not_with_the_server(
     (reason,) = result.reasons()
     sentence, _, trace = reason.partition("\n")
     assert sentence == (
-        "step_chunk raised RuntimeError: the simulation diverged (task 'left', seed 1 and options "
-        "{})."
+        f"step_chunk raised RuntimeError: the simulation diverged; {end} (task 'left', seed 1 and "
+        "options {})."
     )
     assert trace.endswith("\nRuntimeError: the simulation diverged")
 
@@ -218,22 +228,32 @@ def test_an_error_without_text_is_named_by_its_type():
     assert (said.summary, said.trace) == ("RuntimeError", "\nRuntimeError\n")
 
 
-def test_an_episode_between_two_calls_gets_the_reason_of_its_servers_replacement(tmp_path):
+def test_an_episode_that_another_one_took_with_it_says_so_and_none_is_the_culprit(tmp_path):
+    """Seed 1 fails in its third chunk; the two others wait for an answer, or are between two
+    calls.
+    """
+
     async def episodes():
         kwargs = {"fault": "raise", "ledger": str(tmp_path), "replayable": False}
         async with (
-            local_pool("probe_envs:FaultyEnv", kwargs, num_servers=1, envs_per_server=2) as pool,
+            local_pool("probe_envs:FaultyEnv", kwargs, num_servers=1, envs_per_server=4) as pool,
             pool.slot() as bystander,
         ):
-            await bystander.reset(seed=2)
-            await run_episodes(pool, [1])
-            await bystander.step_chunk([np.zeros(1, np.float32)])
+            await bystander.reset(seed=3)
+            said = await run_episodes(pool, range(3))
+            with pytest.raises(SimulationFailed) as between:
+                await bystander.step_chunk([np.zeros(1, np.float32)])
+            return [*said, between.value]
 
-    with pytest.raises(
-        SimulationFailed,
-        match=r"replayable=False\. Last: raised: server 1 of 1 .*the simulation diverged",
-    ):
-        asyncio.run(episodes())
+    first, culprit, *others = asyncio.run(episodes())
+    assert culprit.culprit.startswith(
+        "step_chunk raised RuntimeError: the simulation diverged; its"
+    )
+    assert [innocent.culprit for innocent in (first, *others)] == [
+        "another episode of its server failed (raised: server 1 of 1 (probe_envs:FaultyEnv): "
+        "step_chunk raised RuntimeError: the simulation diverged), and the environment's spec says "
+        "replayable=False."
+    ] * 3
 
 
 def test_an_episode_that_ends_itself_takes_no_other_with_it_though_none_can_be_replayed(tmp_path):
