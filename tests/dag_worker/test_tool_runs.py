@@ -29,7 +29,8 @@ def test_a_run_whose_tool_server_does_not_start_names_its_command_and_its_except
     told = str(stopped.value)
     assert "(task 'sums-6', seed " in told
     assert (
-        "4 of 4 episodes could not be simulated, more than env.max_failed_share=0.05 allows" in told
+        "4 of 4 episodes could not be simulated, and env.max_failed_share=0.05 allows fewer."
+        in told
     )
     assert (
         f"The MCP server '{sys.executable} -S {tmp_path}/my_tools.py' did not start: MCPError: "

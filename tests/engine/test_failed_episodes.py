@@ -46,7 +46,7 @@ def words_of(ranks, failures_by_rank):
 
 def test_exactly_the_share_continues_and_one_more_stops():
     check_failures(failed(1), episodes=20, max_failed_share=SHARE, ranks=OneProcess())
-    expected = r"the server died three times.* \(task 'push'\)\. 2 of 20 episodes .*=0.05 allows; this is the reason"
+    expected = r"the server died three times.* \(task 'push'\)\. That is the .* 2 of 20 .*=0.05 allows fewer\.$"
     with pytest.raises(TooManyFailures, match=expected) as stopped:
         check_failures(failed(2), episodes=20, max_failed_share=SHARE, ranks=OneProcess())
     assert isinstance(stopped.value.__cause__, SimulationFailed)
@@ -57,7 +57,8 @@ def test_only_the_reason_names_a_seed():
     result = failed(1)
     result.failed[0] = (result.failed[0][0], SimulationFailed("The episode with seed 7 died."))
     with pytest.raises(
-        TooManyFailures, match=r"^The episode with seed 7 died \(task 'push'\)\. 1 of 1 "
+        TooManyFailures,
+        match=r"^The episode with seed 7 died \(task 'push'\)\. That is the first failure: 1 of 1 ",
     ):
         check_failures(result, episodes=1, max_failed_share=SHARE, ranks=OneProcess())
 

@@ -66,7 +66,8 @@ with OwnWatch(limit_s=60.0, folder=Path({str(tmp_path)!r}), environment="my_envs
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 3
     assert (
-        "or code in it ended it, such as environment my_envs:Dock; cluster=ray gives" in done.stderr
+        "or code in it, such as environment my_envs:Dock, ended it; cluster=ray gives"
+        in done.stderr
     )
 
 

@@ -37,7 +37,7 @@ def test_observations_that_are_not_what_the_spec_says_stop_the_run(
     run = start_run(*OWN_ENV, f"env.name=bad_envs:{name}", "cluster=local", environment=find_envs())
     assert run.wait() == FAILED, run.text
     run.seconds_until_gone()
-    assert "6 of 6 episodes could not be simulated, more than env.max_failed_share" in run.text
+    assert "6 of 6 episodes could not be simulated, and env.max_failed_share" in run.text
     assert expected in run.text.partition("siirl: the run failed: ")[2]
     assert "Traceback (most recent call last)" not in run.text.partition("siirl: the run failed")[2]
 

@@ -104,7 +104,7 @@ def test_a_killed_inference_server_ends_all_ranks_and_loses_no_step(start_run) -
         process.kill()
         assert run.wait() == 1
     sentence = f"No inference server answers at {second}"
-    assert "episodes could not be simulated, more than env.max_failed_share=0.05" in run.text
+    assert "episodes could not be simulated, and env.max_failed_share=0.05" in run.text
     assert sentence in run.text
     [folder] = run.folders
     assert run.checkpoints() == [f"step_{step_numbers(folder)[-1]:08d}"]

@@ -206,7 +206,6 @@ def too_many_failures(
     """
     sentence, newline, trace = first.partition("\n")
     return TooManyFailures(
-        f"{sentence} {failed} of {episodes} episodes could not be simulated, more than "
-        f"env.max_failed_share={max_failed_share} allows; this is the reason of the first."
-        f"{newline}{trace}"
+        f"{sentence} That is the first failure: {failed} of {episodes} episodes could not be "
+        f"simulated, and env.max_failed_share={max_failed_share} allows fewer.{newline}{trace}"
     )

@@ -80,8 +80,8 @@ def _duration(seconds: float) -> str:
 
 def _killed(environment: str) -> str:
     return (
-        "Its process died: it was killed, it crashed, or code in it ended it, such as environment "
-        f"{environment}; cluster=ray gives environments processes of their own."
+        "Its process died: it was killed, it crashed, or code in it, such as environment "
+        f"{environment}, ended it; cluster=ray gives environments processes of their own."
     )
 
 
