@@ -143,17 +143,37 @@ def _wrong_type(value: Any, hint: Any, default: Any, place: str, source: str) ->
     return ConfigError(f"{place}={as_text(value)} ({source}) must be {article}{wanted}{example}.")
 
 
-_LEADING_ZERO = re.compile(r"[+-]?0\d")
+_BOOLEANS = ("true", "True", "TRUE", "false", "False", "FALSE")
+_INTEGER = r"[+-]?(0|[1-9](_?[0-9])*)"
+_FLOAT = rf"{_INTEGER}(\.[0-9]*)?([eE][+-]?[0-9]+)?"
 
 
 def _fits_without_quotes(value: Any, hint: Any) -> bool:
-    if not isinstance(value, str) or _LEADING_ZERO.match(value):  # the latter is text anyway
+    """Whether a text of the wrong type would be of the right one without quotes around it."""
+    if not isinstance(value, str):
         return False
     try:
-        read = yaml.safe_load(value)
-        return not isinstance(read, str) and _convert(read, hint) is not None
+        return _convert(_without_quotes(value), hint) is not None
     except (yaml.YAMLError, _WrongType):
         return False
+    except (ValueError, RecursionError):  # Python's limits on digits and on nesting
+        return False
+
+
+def _without_quotes(text: str) -> Any:
+    """What a text is without quotes, on the command line as in a file: YAML alone would also read
+    `yes`, `0x10`, `1:30` and dates.
+    """
+    if text in _BOOLEANS:
+        return text.lower() == "true"
+    if re.fullmatch(_INTEGER, text):
+        return int(text)
+    if re.fullmatch(_FLOAT, text):
+        return float(text)
+    if not text.startswith(("[", "{")):
+        return text
+    read = yaml.load(text, yaml.BaseLoader)  # leaves all values text
+    return [_without_quotes(item) for item in read] if isinstance(read, list) else read
 
 
 def _out_of_bounds(

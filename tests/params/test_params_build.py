@@ -81,6 +81,16 @@ def test_a_wrong_type_is_one_problem_with_its_place(values: dict[str, Any], plac
     assert problems[0].startswith(f"{place}=")
 
 
+@pytest.mark.parametrize(
+    ("text", "fits"), [("[2, 3]", True), ("[2, x]", False), ("[yes]", False), ("[2", False)]
+)
+def test_a_list_in_quotes_is_refused_with_the_remedy_if_its_items_fit(
+    text: str, fits: bool
+) -> None:
+    [problem] = built({"sizes": text})[1]
+    assert problem.endswith("leave out the quotes.") == fits
+
+
 @pytest.mark.parametrize("wheels", [1, 9])
 def test_bounds_include_their_ends(wheels: int) -> None:
     assert len(built({"wheels": wheels})[1]) == 1

@@ -134,6 +134,15 @@ def test_a_file_that_is_not_yaml_is_refused_in_one_line(
             "quotes.",
         ),
         (
+            'trainer: {max_minutes: "-1.5e-3"}',
+            "trainer.max_minutes='-1.5e-3' ({file}) is text, but must be a number or null: leave "
+            "out the quotes.",
+        ),
+        (
+            'env: {kwargs: "{a: 1}"}',
+            "env.kwargs='{a: 1}' ({file}) is text, but must be a mapping: leave out the quotes.",
+        ),
+        (
             "trainer: {total_steps: '${oc.env:NOT_SET,7}'}",
             "trainer.total_steps='7' ({file}: ${oc.env:NOT_SET,7}) is text, but must be an "
             "integer or null: write ${oc.decode:...} around it.",
@@ -385,9 +394,34 @@ def test_a_defaults_list_of_hydra_is_refused_with_the_keys_that_choose_its_group
 
 
 @pytest.mark.parametrize(
-    "word", ["trainer.seed=007", "trainer.total_steps=08", "trainer.max_minutes=inf"]
+    "word",
+    [
+        "trainer.seed=007",
+        "trainer.total_steps=08",
+        "trainer.max_minutes=inf",
+        "trainer.deterministic=yes",
+        "trainer.deterministic=off",
+        "trainer.seed=0x10",
+        "trainer.seed=0b1",
+        "trainer.seed=1:30",
+        "trainer.seed=2024-13-45",
+        "trainer.seed=--- 3",
+        "trainer.seed='!!int x'",
+        "trainer.seed='2024-01-01 99:00:00'",
+        f"trainer.seed='{'9' * 5000}'",
+        f"trainer.seed='{'[' * 5000}'",
+    ],
 )
 def test_text_that_is_no_number_is_not_said_to_have_quotes(word):
     with pytest.raises(ConfigError) as caught:
         parse(["pipeline=grpo", "env=math", word])
     assert "quotes" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["yes", "0x10", "1:30", "2024-13-45"])
+def test_text_of_a_file_that_is_no_number_on_the_command_line_must_be_one(tmp_path, text):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"trainer: {{seed: '{text}'}}\n")
+    assert refusal(config_file=file) == (
+        f"trainer.seed={text} ({file}) must be an integer, for example trainer.seed=0."
+    )
