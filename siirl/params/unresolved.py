@@ -11,7 +11,7 @@ from siirl.errors import ConfigError
 from siirl.params.build import as_text
 from siirl.params.user_settings import value_at
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_REFERENCE = re.compile(r"\$\{(\.*)([\w.-]+)\}")  # dots: relative to the key that refers
 _UNKNOWN_KEY = re.compile(r"Interpolation key ('.*') not found")
 _RAISED = re.compile(r"^\w+ (raised )?while resolving interpolation: ")
 
@@ -44,20 +44,31 @@ def unresolved(place: str, fault: str, *, written: Any, sources: Mapping[str, st
 
 
 def _wrong_key(key: str, written: Any, *, missing: str | None) -> str:
-    """The key at the end of a chain of references, which refers to the key `missing`, if there is
-    one.
+    """The key that refers to the key `missing`, or that at the end of a chain of references if
+    there is none or its name is written in another form.
     """
-    waiting, passed = [key], set()
+    waiting, passed, end = [key], set(), key
     while waiting:
         place = waiting.pop(0)
         passed.add(place)
-        text = as_text(value_at(written, place))
-        named = [name for name in _REFERENCE.findall(text) if name not in passed]
-        open_ones = [name for name in named if _is_open(as_text(value_at(written, name)))]
-        if missing in named if missing else not open_ones:
+        references = _REFERENCE.findall(as_text(value_at(written, place)))
+        named = [_whole_name(name, dots=dots, place=place) for dots, name in references]
+        open_ones = [
+            name
+            for name in named
+            if name not in passed and _is_open(as_text(value_at(written, name)))
+        ]
+        if missing in (name for _, name in references) if missing else not open_ones:
             return place
+        end = end if open_ones else place
         waiting += open_ones
-    return key
+    return end
+
+
+def _whole_name(name: str, *, dots: str, place: str) -> str:
+    """The whole name of a key to which `place` refers; each dot before the name is one group up."""
+    groups = place.split(".")[: -len(dots)] if dots else []
+    return ".".join([*groups, name])
 
 
 def _is_open(value: str) -> bool:

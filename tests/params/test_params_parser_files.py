@@ -182,6 +182,23 @@ def test_a_number_in_quotes_is_refused_with_the_remedy(
             "data.seed=${nope} ({file}): there is no key 'nope'",
         ),
         (
+            "trainer: {seed: '${my-key}'}",
+            "trainer.seed=${my-key} ({file}): there is no key 'my-key'",
+        ),
+        ("trainer: {seed: '${.nope}'}", "trainer.seed=${.nope} ({file}): there is no key 'nope'"),
+        (
+            "trainer: {seed: '${..data.nope}'}",
+            "trainer.seed=${..data.nope} ({file}): there is no key 'data.nope'",
+        ),
+        (
+            "trainer: {seed: '${.total_steps}', total_steps: '${nope}'}",
+            "trainer.total_steps=${nope} ({file}): there is no key 'nope'",
+        ),
+        (
+            "trainer: {seed: '${trainer[nope]}'}",
+            "trainer.seed=${trainer[nope]} ({file}): there is no key 'trainer[nope]'",
+        ),
+        (
             "trainer: {seed: '???'}",
             "trainer.seed=??? ({file}): Missing mandatory value: trainer.seed",
         ),
