@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from siirl.dag_worker.frozen_files import FrozenFiles, Link
+from siirl.dag_worker.frozen_files import FrozenFiles
 from siirl.dag_worker.manifest import (
     EVALUATION_DUE,
     FORMAT,
@@ -53,7 +53,7 @@ from siirl.dag_worker.plain_state import read_state, write_state
 from siirl.dag_worker.saving import Saving
 from siirl.dag_worker.temporary_checkpoint import POINTER, remove_unfinished, unfinished_folder
 from siirl.engine.training.collectives import Collectives, raise_on_all_ranks
-from siirl.engine.training.tensor_files import let_others_read
+from siirl.engine.training.tensor_files import Types, let_others_read
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import CheckpointError, SiirlError
 from siirl.files.weight_files import FROZEN_FILE
@@ -143,15 +143,16 @@ class CheckpointManager:
         """
         self.wait()
         state = state | self.more_state(step)
+        frozen = {name: engine.frozen.types(self.ranks) for name, engine in self.engines.items()}
         with ExitStack() as stack:
-            unfinished, links = self.ranks.broadcast_object(
-                self._on_rank_0(lambda: self._begin(stack, step, state))
+            unfinished, linked = self.ranks.broadcast_object(
+                self._on_rank_0(lambda: self._begin(stack, step, state, frozen))
             )
             staged = {
-                name: engine.stage(copy=copy, linked=links[name].types if name in links else None)
+                name: engine.stage(copy=copy, frozen=frozen[name], linked=name in linked)
                 for name, engine in self.engines.items()
             }
-            known = {f"{name}/{FROZEN_FILE}": link.fingerprint for name, link in links.items()}
+            known = {f"{name}/{FROZEN_FILE}": found for name, found in linked.items()}
             self._saving = Saving(
                 folder=unfinished,
                 staged=staged,
@@ -266,25 +267,30 @@ class CheckpointManager:
             tempfile.TemporaryFile(dir=self.folder).close()
 
     def _begin(
-        self, stack: ExitStack, step: int, state: dict[str, Any]
-    ) -> tuple[Path, dict[str, Link]]:
+        self, stack: ExitStack, step: int, state: dict[str, Any], frozen: Mapping[str, Types]
+    ) -> tuple[Path, Fingerprints]:
         """Make the unfinished folder, with all files but the shards and those derived from them.
 
+        Args:
+            stack: Deletes the folder unless it is renamed.
+            step: See `start_saving`.
+            state: See `start_saving`.
+            frozen: Frozen weights of each engine.
+
         Returns:
-            The folder, and the engines whose frozen weights are already in it.
+            The folder, and, by engine, the fingerprint of frozen weights that are already in it.
         """
-        links = {}
+        linked = {}
         with self._disk_errors():
             unfinished = stack.enter_context(unfinished_folder(self.folder))
-            for name, engine in self.engines.items():
+            for name in self.engines:
                 (unfinished / name).mkdir(parents=True)
-                frozen = engine.frozen.types()
-                link = self._frozen_files.link(name, unfinished / name, frozen=frozen)
-                if link is not None:
-                    links[name] = link
+                known = self._frozen_files.link(name, unfinished / name, frozen=frozen[name])
+                if known is not None:
+                    linked[name] = known
             write_state(unfinished / STATE_FILE, state)
             self.export(unfinished)
-        return unfinished, links
+        return unfinished, linked
 
     def _remember(self, checkpoint: Path) -> None:
         """Link frozen weights from a checkpoint that this process wrote or verified."""

@@ -29,14 +29,6 @@ class _KnownFile:
     condition: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Link:
-    """Frozen weights of an engine that a new checkpoint shares with an earlier one."""
-
-    types: Types
-    fingerprint: dict[str, Any]
-
-
 class FrozenFiles:
     """The newest files of frozen weights that can be linked, by engine."""
 
@@ -59,13 +51,16 @@ class FrozenFiles:
                 if known is not None:
                     self._known[engine] = _KnownFile(path, known, _condition(path))
 
-    def link(self, engine: str, folder: Path, *, frozen: Types) -> Link | None:
-        """Link the file into an engine's folder; None if it must be written.
+    def link(self, engine: str, folder: Path, *, frozen: Types) -> dict[str, Any] | None:
+        """Link the file into an engine's folder.
 
         Args:
             engine: Name of the engine.
             folder: The engine's folder in the new checkpoint.
             frozen: Its frozen weights.
+
+        Returns:
+            The file's fingerprint; None if it must be written.
         """
         known = self._known.get(engine)
         file = folder / FROZEN_FILE
@@ -80,7 +75,7 @@ class FrozenFiles:
         if _condition(file) != known.condition:
             file.unlink()
             return None
-        return Link(frozen, known.fingerprint)
+        return known.fingerprint
 
 
 def _condition(file: Path) -> tuple[int, ...]:

@@ -240,7 +240,7 @@ def test_a_failed_run_gives_its_checkpoint_time_to_finish(tmp_path):
 def test_only_an_asynchronous_save_copies_the_shards(tmp_path, asynchronous):
     job = Job(tmp_path).train(1)
     copied, stage = [], job.engine.stage
-    job.engine.stage = lambda *, copy, linked: copied.append(copy) or stage(copy=copy)
+    job.engine.stage = lambda *, copy, **frozen: copied.append(copy) or stage(copy=copy, **frozen)
     save = job.checkpoints.start_saving if asynchronous else job.checkpoints.save
     save(step=1, state={"actor": job.actor.state_dict()})
     assert (job.checkpoints.wait() is None) is not asynchronous

@@ -151,6 +151,22 @@ def test_a_weight_without_gradient_that_a_module_changes_is_saved_each_time(
     assert torch.equal(resumed.engine.module.head.bias, bias)
 
 
+def save_around_a_write_to_the_part_of_rank_1(ranks, folder):
+    """Weights of a run whose second checkpoint follows a write to a part of a frozen weight."""
+    run = job(folder, ranks).train(1)
+    run.save()
+    if ranks.rank == 1:
+        run.engine.module.head.weight.to_local()[-1] += 1
+    run.save()
+    return weights(run.engine)
+
+
+def test_a_write_to_the_part_of_one_rank_is_saved(tmp_path):
+    expected, _ = run_on_ranks(save_around_a_write_to_the_part_of_rank_1, tmp_path, ranks=2)
+    resumed = job(tmp_path, seed=9).resume()
+    assert largest_difference(weights(resumed.engine), expected) == 0
+
+
 def test_a_weight_that_changes_while_it_is_written_is_saved_as_it_was(tmp_path):
     engine = make_engine(module=partly_frozen())
     staged = engine.stage(copy=True)

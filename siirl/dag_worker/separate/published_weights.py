@@ -96,6 +96,7 @@ class WeightPublisher:
         self.steps_of_versions: dict[int, int] = {}
         """By version: the last training step that ended with it."""
         self._checksum: int | None = None
+        # not `trained.frozen`, which begins anew when a checkpoint is loaded
         self._frozen = FrozenWeights(trained.module)
         self._stored: StoredWeights | None = None
         """The weights that were frozen at the first sync."""

@@ -24,6 +24,9 @@ SAMPLED = 4096  # entries of a weight; reading all would take over a second per 
 class FrozenWeights:
     """The frozen weights of a module, from the call of `begin` on; none before it.
 
+    A weight that has changed once is not returned again, because copies of it have other values
+    since. A write on one rank changes it for all.
+
     Args:
         module: Whole or sharded.
     """
@@ -36,9 +39,14 @@ class FrozenWeights:
         """Take the current values as those at the start."""
         self._start = {name: _condition(weight) for name, weight in self._without_gradient()}
 
-    def types(self) -> Types:
-        """Type and whole shape of each; a tied weight appears once."""
-        return {name: (weight.dtype, weight.shape) for name, weight in self._unchanged()}
+    def types(self, ranks: Collectives) -> Types:
+        """Type and whole shape of each that is frozen on all ranks; a tied weight appears once.
+
+        Every rank calls it.
+        """
+        own = {name: (weight.dtype, weight.shape) for name, weight in self._unchanged()}
+        everywhere = set.intersection(*ranks.gather_objects(set(own)))
+        return {name: of_weight for name, of_weight in own.items() if name in everywhere}
 
     def names(self, ranks: Collectives) -> set[str]:
         """All names, of which a tied weight has several, of those that are frozen on all ranks.
@@ -51,9 +59,7 @@ class FrozenWeights:
         return set.intersection(*ranks.gather_objects(own))
 
     def _unchanged(self) -> list[tuple[str, torch.Tensor]]:
-        """The weights that are as at the start; one that has changed never returns, because copies
-        of it have other values since.
-        """
+        """The weights of this rank that have been as at the start in every call."""
         found = [
             (name, weight)
             for name, weight in self._without_gradient()

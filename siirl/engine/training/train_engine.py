@@ -345,21 +345,25 @@ class TrainEngine(ScoringEngine[Scores]):
 
     # Checkpoints
 
-    def stage(self, *, copy: bool, linked: Types | None = None) -> StagedState:
+    def stage(
+        self, *, copy: bool, frozen: Types | None = None, linked: bool = False
+    ) -> StagedState:
         """This rank's parts of weights, moments and the number of steps, to be written.
 
         Every rank calls it.
 
         Args:
             copy: Copy them to host memory, so that training can continue while they are written.
-            linked: Frozen weights whose file is already in place; None: it is written.
+            frozen: Weights that are frozen on all ranks; None: those of `self.frozen`.
+            linked: Whether the file of these is already in place.
         """
-        frozen = self.ranks.broadcast_object(self.frozen.types()) if linked is None else linked
+        if frozen is None:
+            frozen = self.frozen.types(self.ranks)
         with self.moments.resident():
             return stage_state(
                 state_tensors(self.module, self.optimizer, steps=self.steps),
                 frozen=frozen,
-                linked=linked is not None,
+                linked=linked,
                 ranks=self.ranks,
                 copy=copy or self.moments is not STAYING,
             )
