@@ -182,7 +182,9 @@ def test_a_slow_reset_is_not_repeated(monkeypatch):
 
 
 def test_an_episode_that_cannot_be_scored_is_no_mistake():
-    assert tried(GivesUp()) == ""
+    environment = GivesUp()
+    assert tried(environment) == ""
+    assert environment.closed
 
 
 def test_real_robots_and_chats_play_no_first_step():
