@@ -191,20 +191,38 @@ def _require_finite(distribution: ActionDistribution, **found: torch.Tensor) -> 
     for method, numbers in found.items():
         if bool(torch.isfinite(numbers).all()):
             continue
-        name = type(distribution).__name__
-        fields = [
-            field
-            for field, value in vars(distribution).items()
-            if isinstance(value, torch.Tensor) and bool((value.isnan() | value.isposinf()).any())
-        ]
-        cause = (
-            f"the policy's forward returned such numbers in {', '.join(fields)}, so correct forward"
-            if fields
-            else f"its fields have none, so correct {method}"
-        )
         raise ConfigError(
-            f"{name}.{method} returned NaN or infinity at the first observations: {cause}."
+            f"{type(distribution).__name__}.{method} returned NaN or infinity at the first "
+            f"observations: {_cause(distribution, method)}."
         )
+
+
+def _cause(distribution: ActionDistribution, method: str) -> str:
+    """What gave the results of a method NaN or infinity, and the remedy."""
+    tensors = {
+        field: value
+        for field, value in vars(distribution).items()
+        if isinstance(value, torch.Tensor)
+    }
+    wrong = [name for name, each in tensors.items() if bool((each.isnan() | each.isposinf()).any())]
+    if wrong:
+        fields, have = _named(wrong)
+        return f"{fields} already {have} them: fix the policy's `forward`"
+    # masked logits are -infinity, so these numbers may be intended
+    lowest = [name for name, each in tensors.items() if bool(each.isneginf().any())]
+    if lowest:
+        fields, have = _named(lowest)
+        return (
+            f"{fields} {have} -infinity: fix the policy's `forward` unless that marks impossible "
+            f"choices, or fix `{method}`"
+        )
+    return f"no field has them: fix `{method}`"
+
+
+def _named(fields: Sequence[str]) -> tuple[str, str]:
+    """Fields as the subject of a sentence, and its verb."""
+    names = " and ".join(f"`{field}`" for field in fields)
+    return (f"the fields {names}", "have") if len(fields) > 1 else (f"the field {names}", "has")
 
 
 def _returned(distribution: ActionDistribution, method: str, choices: Any) -> torch.Tensor:

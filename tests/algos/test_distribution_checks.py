@@ -124,17 +124,44 @@ def test_what_acting_does_not_need_may_be_missing(caplog):
     ],
 )
 def test_a_method_whose_numbers_are_not_finite_is_named(method, function, caplog):
-    message = (
-        rf"Own\.{method} returned NaN or infinity .*: its fields have none, so correct {method}"
-    )
+    message = rf"Own\.{method} returned NaN or infinity .*: no field has them: fix `{method}`\."
     with pytest.raises(ConfigError, match=message):
         checked(own(**{method: function}), caplog)
 
 
-def test_a_policy_that_gives_its_distribution_nan_is_named():
-    given = own()(MEAN * math.nan, LOG_STD)
-    with pytest.raises(ConfigError, match="the policy's forward returned such numbers in mean"):
+@pytest.mark.parametrize(
+    ("mean", "log_std", "cause"),
+    [
+        (math.nan, 0.0, "the field `mean` already has them: fix the policy's `forward`."),
+        (math.inf, 0.0, "the field `mean` already has them: fix the policy's `forward`."),
+        (math.nan, math.inf, "`mean` and `log_std` already have them: fix the policy's `forward`."),
+        (math.nan, -math.inf, "the field `mean` already has them: fix the policy's `forward`."),
+        (
+            -math.inf,
+            0.0,
+            "the field `mean` has -infinity: fix the policy's `forward` unless that marks "
+            "impossible choices, or fix `mode`.",
+        ),
+    ],
+)
+def test_a_policy_that_gives_its_distribution_bad_numbers_is_told_the_field(mean, log_std, cause):
+    given = own()(torch.full_like(MEAN, mean), torch.full_like(LOG_STD, log_std))
+    with pytest.raises(ConfigError) as caught:
         check_own(given, uniforms=3)
+    assert str(caught.value).startswith("Own.mode returned NaN or infinity at the first obs")
+    assert str(caught.value).endswith(cause)
+
+
+def test_logits_of_minus_infinity_may_mark_impossible_choices():
+    logits = torch.tensor([[[0.0, 1.0, -math.inf]]]).expand(2, 3, 3)
+    check_own(own(Categorical)(logits), uniforms=3)
+
+    def entropy(self):
+        log_probs = self.logits.log_softmax(-1)
+        return -(log_probs.exp() * log_probs).sum(-1)
+
+    with pytest.raises(ConfigError, match=r"entropy .* the field `logits` has .* fix `entropy`\."):
+        check_own(own(Categorical, entropy=entropy)(logits), uniforms=3)
 
 
 def test_a_slow_distribution_is_drawn_from_for_a_bounded_time(caplog, monkeypatch):
