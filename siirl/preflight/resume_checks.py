@@ -1,5 +1,6 @@
 """Checks of the run that `trainer.resume` continues."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -145,12 +146,13 @@ def _differing_arguments(
         for name in {**its, **own}
         if name not in passed and (name in its, its.get(name)) != (name in own, own.get(name))
     ]
+    texts = {name: _told_apart(its.get(name), own.get(name)) for name in names}
     its_words, own_words = (
         [
-            f"env.kwargs.{name}={as_text(one[name])}" if name in one else f"no env.kwargs.{name}"
+            f"env.kwargs.{name}={texts[name][side]}" if name in one else f"no env.kwargs.{name}"
             for name in names
         ]
-        for one in (its, own)
+        for side, one in enumerate((its, own))
     )
     return its_words, own_words
 
@@ -215,7 +217,7 @@ def with_changes(begins: ResumePoint, config: SiiRLArguments) -> ResumePoint:
     its = dict(flat(read_config(run / CONFIG_FILE), known))
     own = dict(flat(yaml.safe_load(to_yaml(config)), known))
     changed = [
-        _change(place, as_text(its[place]), as_text(value))
+        _change(place, *_told_apart(its[place], value))
         for place, value in own.items()
         if place in its and place not in FOLDERS and its[place] != value
     ]
@@ -225,6 +227,19 @@ def with_changes(begins: ResumePoint, config: SiiRLArguments) -> ResumePoint:
 def _change(place: str, its: str, own: str) -> str:
     """A changed key with both values, or its name alone where they are long."""
     return place if len(its) + len(own) > LONG else f"{place} {its} -> {own}"
+
+
+def _told_apart(its: Any, own: Any) -> tuple[str, str]:
+    """Two values that differ, as texts that differ too: in YAML, which puts the text `true` in
+    quotes, where the command line's form is the same.
+    """
+    if as_text(its) != as_text(own):
+        return as_text(its), as_text(own)
+    written = [
+        yaml.safe_dump([value], default_flow_style=True, width=math.inf) for value in (its, own)
+    ]
+    its_text, own_text = (text.strip().removeprefix("[").removesuffix("]") for text in written)
+    return its_text, own_text
 
 
 def unread_config(resume: str | None) -> Iterator[str]:

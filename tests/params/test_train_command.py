@@ -345,9 +345,10 @@ def test_all_changes_of_running_episodes_are_named_and_equal_arguments_are_not(
     [
         ("{}", "{g: 9.8}", "that run has no env.kwargs.g, but this job has env.kwargs.g=9.8"),
         ("{g: null}", "{}", "that run has env.kwargs.g=null, but this job has no env.kwargs.g"),
+        ("{g: '5'}", "{g: 5}", "that run has env.kwargs.g='5', but this job has env.kwargs.g=5"),
     ],
 )
-def test_an_environment_argument_of_one_run_alone_is_named_by_itself(
+def test_an_environment_argument_that_differs_is_named_as_each_run_has_it(
     three_steps: Path, capsys: pytest.CaptureFixture[str], its: str, own: str, said: str
 ) -> None:
     (three_steps / "config.yaml").write_text(f"env: {{kwargs: {its}}}")
@@ -466,6 +467,18 @@ def test_the_plan_of_a_resumed_run_names_the_keys_that_differ_from_its_own(
     assert "trainer.total_steps 9 -> 4" in changed
     assert "dag.pipeline grpo -> dapo" in changed
     assert "trainer.seed" not in changed
+
+
+def test_a_value_whose_type_alone_differs_is_shown_in_quotes_where_it_is_text(
+    three_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = to_yaml(parse_config([*GYM, "env.kwargs={sutton_barto_reward: 'true'}"]))
+    (three_steps / "config.yaml").write_text(config)
+    own = ["env.kwargs={sutton_barto_reward: true}", "trainer.total_steps=9"]
+    assert main(["--plan", *GYM, *own, f"trainer.resume={three_steps}"]) == 0
+    assert "env.kwargs {sutton_barto_reward: 'true'} -> {sutton_barto_reward: true}" in one_line(
+        capsys.readouterr().out
+    )
 
 
 def test_the_plan_names_the_step_at_which_a_resumed_run_begins(
