@@ -75,11 +75,18 @@ def _train(parsed: ParsedConfig, *, start: bool) -> None:
     with run_folder(config, needed_bytes=needed_bytes, given=parsed.given) as folder:
         print(f"  run folder  {folder}", flush=True)
         if config.cluster.mode == "ray":  # nothing more is printed until its processes run
-            at = config.cluster.address
-            cluster = "a private Ray cluster" if at is None else f"processes on Ray at {at}"
-            print(f"  starting    {cluster}", flush=True)
+            print(f"  starting    {cluster_in_words(config.cluster.address)}", flush=True)
         (folder / PLAN_FILE).write_text(f"{render(job.plan)}\n")
         run(config, job.graph, folder)
+
+
+def cluster_in_words(address: str | None) -> str:
+    """What `cluster.address` lets a run start, as its output says it."""
+    if address is None:
+        return "a private Ray cluster"
+    if address == "auto":
+        return "processes on the running Ray cluster"
+    return f"processes on Ray at {address}"
 
 
 def command() -> None:

@@ -21,14 +21,14 @@ from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params.model_args import LoraArguments
 from siirl.params.parser import parse_config, to_yaml
 from siirl.terminal.exit_status import REFUSED
-from siirl.train import main
+from siirl.train import cluster_in_words, main
 from tests.envs.openenv.echo_server import Echo
 from tests.envs.openenv.scripted_server import ScriptedServer
 
 EXAMPLES = str(Path(__file__).parents[2] / "docs" / "examples")
 NO_TORCH = """
 import sys
-from siirl.train import main
+from siirl.train import cluster_in_words, main
 status = main(sys.argv[1:])
 loaded = [name for name in ("torch", "ray", "transformers", "tensordict", "mujoco") if name in sys.modules]
 sys.exit(f"imported {loaded}" if loaded else status)
@@ -258,6 +258,18 @@ def test_a_resumed_run_of_other_episodes_is_refused_with_the_key(
         "checkpoint's weights (actor_rollout_ref.model.path=CHECKPOINT/actor)."
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        (None, "a private Ray cluster"),
+        ("auto", "processes on the running Ray cluster"),
+        ("10.0.0.1:6379", "processes on Ray at 10.0.0.1:6379"),
+    ],
+)
+def test_a_run_says_on_which_cluster_its_processes_start(address: str | None, words: str) -> None:
+    assert cluster_in_words(address) == words
 
 
 def test_a_run_with_no_step_left_is_refused_and_not_started(
