@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+from types import ModuleType
 
 import gymnasium
 from gymnasium import error
@@ -16,12 +17,17 @@ def registration(id: str) -> EnvRegistration:
         RuntimeError: The module needs a package that is missing.
     """
     module, _, name = id.rpartition(":")
-    if module:
-        _import(module, id=id)
+    found = _import(module, id=id) if module else None
     try:
         return gymnasium.spec(name)
     except (error.Error, ModuleNotFoundError) as unknown:
         # unregistered, deprecated, or not an id
+        if isinstance(getattr(found, name, None), type):
+            raise ValueError(
+                f"{id!r} is a class, not a Gymnasium id: register it in {module}, with "
+                f"gymnasium.register(id='{name}-v0', entry_point='{id}'), and give the id "
+                f"{module}:{name}-v0."
+            ) from unknown
         nearest = difflib.get_close_matches(name, gymnasium.registry, n=5)
         hint = (
             f" Nearest: {', '.join(nearest)}."
@@ -31,9 +37,9 @@ def registration(id: str) -> EnvRegistration:
         raise ValueError(f"Unknown Gymnasium id {id!r}.{hint} ({unknown})") from unknown
 
 
-def _import(module: str, *, id: str) -> None:
+def _import(module: str, *, id: str) -> ModuleType:
     try:
-        importlib.import_module(module)
+        return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{module}.".startswith(f"{missing.name}."):
             raise RuntimeError(

@@ -279,6 +279,12 @@ def test_a_package_that_registers_its_environments_is_imported_as_gymnasium_does
             RuntimeError,
             "needs a package that is not installed: No module named 'no_such_package'",
         ),
+        (
+            "class Mine: pass",
+            "Mine",
+            ValueError,
+            r":Mine' is a class, not a Gymnasium id: register it in .*, and give the id .*:Mine-v0\.",
+        ),
     ],
 )
 def test_missing_ids_and_modules_of_a_package_are_reported(package, text, wrong, error, sentence):
