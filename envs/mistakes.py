@@ -1,20 +1,36 @@
 """Exceptions of user code, and their one-line report."""
 
 import inspect
+import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("siirl", "envs", "vjepa", "pipelines")  # of siirl
 # code that a user calls: Python's and installed libraries, and siirl's packages in a checkout
 _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    *(str(ROOT / package) for package in ("siirl", "envs", "vjepa")),
+    *(str(ROOT / package) for package in PACKAGES),
+)
+_NO_USERS = (
+    *(os.path.join(folder, "") for folder in _LIBRARIES),
     "<",  # for example <frozen importlib._bootstrap>
 )
+
+
+def is_user_frame(filename: str) -> bool:
+    """Whether a frame of this file is a user's: not of Python, an installed library or siirl."""
+    return not filename.startswith(_NO_USERS)
+
+
+def users_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
+    """The innermost frame of a user; the innermost of all if none is a user's."""
+    own = [frame for frame in frames if is_user_frame(frame.filename)]
+    return (own or frames)[-1]
 
 
 @contextmanager
@@ -46,9 +62,7 @@ def describe_error(error: BaseException) -> str:
     described = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     if isinstance(error, SyntaxError):
         return described  # its text has file and line
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    last = (own or frames)[-1]
+    last = users_frame(traceback.extract_tb(error.__traceback__))
     return f"{described} ({last.filename}, line {last.lineno})"
 
 

@@ -104,3 +104,11 @@ def test_a_column_of_another_length_than_the_batch_is_a_sentence_with_its_line()
         rows["brevity"] = torch.ones(3)
     with pytest.raises(RuntimeError, match="another error"), long_columns("node 'brevity'"):
         raise RuntimeError("another error")
+
+
+def test_the_line_of_a_column_is_the_users_also_in_a_folder_named_after_the_library():
+    rows = TensorDict({"uid": torch.zeros(8)}, batch_size=[8])
+    own = compile("rows['brevity'] = column", "/home/me/tensordict_trials/own.py", "exec")
+    place = r"\(/home/me/tensordict_trials/own\.py, line 1\)\.$"
+    with pytest.raises(InvariantError, match=place), long_columns("node 'brevity'"):
+        exec(own, {"rows": rows, "column": torch.ones(3)})

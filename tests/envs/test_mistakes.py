@@ -1,10 +1,11 @@
 """Reports of other people's exceptions."""
 
 import json
+import sysconfig
 
 import pytest
 
-from envs.mistakes import describe_error, one_line
+from envs.mistakes import ROOT, describe_error, is_user_frame, one_line
 from envs.worker_pool import WorkerSettings
 
 
@@ -47,6 +48,23 @@ def described(error: BaseException) -> str:
 )
 def test_an_exception_of_a_user_is_described_whatever_its_text_is(error, description):
     assert described(error) == description
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_users"),
+    [
+        (str(ROOT / "envs"), False),
+        (str(ROOT / "pipelines"), False),
+        (str(ROOT / "envs_mine"), True),
+        (str(ROOT / "siirl_work"), True),
+        (sysconfig.get_path("platlib"), False),
+        (f"{sysconfig.get_path('purelib')}_mine", True),
+        ("/home/me/tensordict_trials", True),
+        ("<frozen importlib._bootstrap>", False),
+    ],
+)
+def test_a_frame_of_a_folder_with_a_like_name_is_the_users(folder: str, is_users: bool) -> None:
+    assert is_user_frame(f"{folder}/dock.py") == is_users
 
 
 def test_an_error_in_a_library_has_the_line_that_called_it() -> None:

@@ -2,6 +2,7 @@
 `batch_columns` lists the columns of a batch.
 """
 
+import os
 import re
 import traceback
 from collections import Counter
@@ -9,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import tensordict
 import torch
 from tensordict import NonTensorStack, TensorDict
 
+from envs.mistakes import users_frame
 from siirl.data_coordinator.protocol.batch_columns import column
 from siirl.data_coordinator.protocol.padding import RAGGED, Extent, row_extents
 from siirl.errors import InvariantError
@@ -147,6 +150,7 @@ REFUSED_COLUMN = re.compile(
     r"value\.shape=torch\.Size\((\[.*\])\) for key '(.+)'\."
 )
 """TensorDict's message about a column that is not as long as the batch."""
+LIBRARY = os.path.join(os.path.dirname(tensordict.__file__), "")  # whose lines are no cause
 
 
 @contextmanager
@@ -163,8 +167,8 @@ def long_columns(owner: str) -> Iterator[None]:
         if found is None:
             raise
         rows, shape, name = found.groups()
-        frames = reversed(traceback.extract_tb(error.__traceback__))
-        place = next(frame for frame in frames if "tensordict" not in frame.filename)
+        frames = traceback.extract_tb(error.__traceback__)
+        place = users_frame([frame for frame in frames if not frame.filename.startswith(LIBRARY)])
         raise InvariantError(
             f"{owner[0].upper()}{owner[1:]} sets column {name!r} to a tensor of shape {shape}, but "
             f"the batch has {rows} rows: give it one entry per row ({place.filename}, line "
