@@ -6,21 +6,16 @@ Left out: signal handlers (`siirl.interrupts`).
 import os
 import select
 import signal
-import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import TracebackType
 
-from envs.mistakes import describe_exit
-from siirl.errors import REFUSALS, SiirlError
+from envs.mistakes import describe_exit, is_user_frame
+from siirl.errors import REFUSALS, SiirlError, UsersNodeNote
 from siirl.interrupts import Interrupted
 from siirl.terminal.terminal_lines import say
 
 FAILED, REFUSED = 1, 2
 OUTPUTS = (1, 2)  # descriptors of stdout and stderr
-OWN = str(Path(__file__).parents[1])  # the package siirl
-LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 
 
 def exit_status(
@@ -85,18 +80,15 @@ def _says_error_of_node(error: Exception) -> bool:
     """Print an error that a user's node raised, with the traceback from the node's function on;
     return whether it is one.
     """
+    if not any(isinstance(note, UsersNodeNote) for note in getattr(error, "__notes__", ())):
+        return False
     trace = error.__traceback__
-    while trace is not None and _file(trace).startswith(OWN):
+    while trace is not None and not is_user_frame(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    noted = any(note.startswith("(while node ") for note in getattr(error, "__notes__", ()))
-    if not noted or trace is None or _file(trace).startswith(LIBRARIES):
+    if trace is None:
         return False
     say("".join(traceback.format_exception(error.with_traceback(trace))).rstrip())
     return True
-
-
-def _file(trace: TracebackType) -> str:
-    return trace.tb_frame.f_code.co_filename
 
 
 def interrupted(interrupt: KeyboardInterrupt) -> int:

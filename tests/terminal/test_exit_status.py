@@ -30,6 +30,14 @@ interrupts.leave(exit_status(lambda: CommandConsole().print("a table"), what="th
 """
 
 
+class OwnExit:
+    """Its code cannot be read."""
+
+    @property
+    def code(self) -> int:
+        raise ZeroDivisionError("division by zero")
+
+
 def own_node() -> None:
     raise ZeroDivisionError("division by zero")
 
@@ -43,6 +51,22 @@ def test_an_error_of_a_users_node_has_the_frames_from_its_function_on(capsys):
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[1].endswith("in own_node")
     assert lines[-2:] == ["ZeroDivisionError: division by zero", "(while node 'own' ran)"]
+
+
+@pytest.mark.parametrize(
+    ("shipped", "arguments", "raised"),
+    [
+        ("envs.base:decision_space", {"counts": None}, TypeError),
+        ("envs.mistakes:describe_exit", {"error": OwnExit()}, ZeroDivisionError),
+    ],
+)
+def test_an_error_of_a_shipped_node_keeps_its_traceback_also_if_users_code_raised_it(
+    shipped, arguments, raised
+):
+    node = Node("shipped", NodeType.COMPUTE, executable_ref=shipped)
+    with pytest.raises(raised) as caught:
+        exit_status(functools.partial(node.run, batch={}, **arguments))
+    assert caught.value.__notes__ == ["(while node 'shipped' ran)"]
 
 
 def raising(error: BaseException):
