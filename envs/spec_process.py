@@ -35,6 +35,7 @@ DEADLINE_S = 120.0
 TRIAL_DEADLINE_S = 60.0  # of a first reset, which may build a simulator, and a step
 PATIENCE_S = 10.0  # before a message reports the wait
 SHIPPED = "envs."  # package of the shipped environments
+GYMNASIUM = "envs.gymnasium:"  # module of the adapter of Gymnasium environments
 TEST_ALONE = "Test it alone with envs.checker.check_env"
 REMEDY = f"{TEST_ALONE}; move slow or fragile work into reset."
 AS_ADAPTED = "That includes the first reset and step of the Gymnasium environment."
@@ -77,7 +78,8 @@ def user_env_spec(
     """
     asked = (name, reference, pickle.dumps(dict(kwargs)))
     if streams or trial or asked not in _specs:
-        _specs[asked] = _pickled_spec(*asked, streams=streams, trial=trial, id=kwargs.get("id"))
+        id = kwargs.get("id") if reference.startswith(SHIPPED) else None  # a user's is no name
+        _specs[asked] = _pickled_spec(*asked, streams=streams, trial=trial, id=id)
     return _unpickled(_specs[asked], name=name)
 
 
@@ -119,7 +121,7 @@ def _pickled_spec(
         return spec
     except WorkerKilled as end:
         # the adapter of a Gymnasium environment resets and steps it once to read its spec
-        did = REMEDY if id is None else f"{AS_ADAPTED} {TEST_ALONE}."
+        did = f"{AS_ADAPTED} {TEST_ALONE}." if reference.startswith(GYMNASIUM) else REMEDY
         raise SpecUnknown(f"constructing it in a child process failed: {end}. {did}") from end
     except WorkerRaised as error:
         raise _something_else(name, str(error)) from error

@@ -17,6 +17,8 @@ class Env(StillEnv):
         {}
         return await super().step(action)
 class Dice(StillEnv):
+    def __init__(self, id="still"):
+        super().__init__()
     def observe(self):
         return {{PROPRIOCEPTION: np.random.default_rng().random(2).astype(np.float32)}}
 """
@@ -59,8 +61,9 @@ def test_an_environment_whose_first_step_fails_is_refused_before_the_run(
     assert not (tmp_path / "outputs").exists()
 
 
-def test_an_environment_that_does_not_use_its_seed_is_planned_with_a_warning(module) -> None:
-    words = ["--plan", "pipeline=grpo", "env=custom", "reward=return"]
+@pytest.mark.parametrize("more", [[], ["env.id=hall"]])
+def test_an_environment_that_does_not_use_its_seed_is_planned_with_a_warning(module, more) -> None:
+    words = ["--plan", "pipeline=grpo", "env=custom", "reward=return", *more]
     with pytest.warns(UserWarning, match=r"env\.name=.*:Dice: two resets with seed=0 gave diff"):
         assert main([*words, f"env.name={module('pass')}:Dice"]) == 0
 

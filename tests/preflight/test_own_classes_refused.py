@@ -302,6 +302,25 @@ def test_an_environment_that_ends_its_process_is_refused(
     assert expected in message
 
 
+def test_an_own_class_with_an_id_is_not_called_a_gymnasium_environment(module, capfd) -> None:
+    own = HOSTILE_ENV.replace("__init__(self)", "__init__(self, id)")
+    name = module(f"{own}        os._exit(7)\n")
+    assert main([*CUSTOM, f"env.name={name}:Env", "env.id=hall"]) == REFUSED
+    message = capfd.readouterr().err
+    assert "it ended with status 7. Test it alone with envs.checker.check_env; move slow" in message
+    assert "Gymnasium" not in message
+
+
+def test_a_gymnasium_environment_that_ends_its_process_may_have_done_so_in_its_first_step(
+    module,
+) -> None:
+    name = module("import os\nos._exit(7)\n")
+    with pytest.raises(
+        spec_process.SpecUnknown, match=r"status 7\. That includes the first reset and step"
+    ):
+        env_spec("gymnasium", id=f"{name}:Dock-v0")
+
+
 def test_an_environment_that_hangs_is_refused_and_ended(
     module, tmp_path: Path, capsys, caplog, monkeypatch
 ) -> None:
