@@ -170,7 +170,9 @@ def test_a_frozen_weight_that_its_module_changes_is_published_from_then_on():
 
 
 def published_by_two(ranks):
-    """Checksums of two publications of a sharded policy, and bytes that this rank stored."""
+    """Bytes that this rank stored in each of three publications of a sharded policy, the weights
+    that then act where rank 0 publishes, and the trained ones.
+    """
     line, engine = Store(), make_engine(ranks, module=half_frozen())
     sender = WeightPublisher(
         group=0, trained=engine, ranks=ranks, line=line, acting_dtype=torch.bfloat16

@@ -7,6 +7,7 @@ from tiny_policies import Trained, half_frozen
 from tiny_training import make_engine
 from torch import nn
 
+from siirl.engine.training import frozen_weights
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.weight_sync import WeightSync
 from siirl.errors import InvariantError
@@ -110,9 +111,10 @@ def test_frozen_weights_are_sent_to_a_copy_once():
 
 
 @pytest.mark.parametrize(
-    "write", [lambda weight: weight.mul_(2), lambda weight: weight.data.mul_(2)]
+    "write", [lambda weight: weight[-1:].mul_(2), lambda weight: weight.data.mul_(2)]
 )
-def test_a_frozen_weight_that_its_module_changes_is_sent_again(write):
+def test_a_frozen_weight_that_its_module_changes_is_sent_again(write, monkeypatch):
+    monkeypatch.setattr(frozen_weights, "SAMPLED", 1)  # of the first entry only
     trained, copy = half_frozen(), half_frozen(seed=1)
     sync = WeightSync(trained=Trained(trained), acting=copy, engine=Acting(), ranks=OneProcess())
     for _ in range(2):
@@ -173,20 +175,34 @@ def synced_twice(ranks):
     return sent, copy.state_dict(), engine.upload_weights()
 
 
-def written_through_its_part(ranks):
-    """Whether a copy gets one entry of a sharded frozen weight that is written on its rank."""
+def write_to_the_part_of_rank_1(weight, rank):
+    if rank == 1:
+        weight.to_local()[:, 1:].mul_(2)
+
+
+def write_to_the_parts_of_all_ranks(weight, rank):
+    weight[:, 1:].mul_(2)
+
+
+def synced_around(ranks, write):
+    """Frozen weights before a write to a sharded one, after it, and in a copy that was synced
+    before and after it.
+    """
+    frozen_weights.SAMPLED = 1  # of the first entry only, in the process of this rank
     copy, engine = half_frozen(seed=1), make_engine(ranks, module=half_frozen())
     sync = WeightSync(trained=engine, acting=copy, engine=Acting(), ranks=ranks)
     sync.sync()
-    if ranks.rank == 1:
-        engine.module[0].weight.to_local()[0, 0] += 1
+    before = copy[0].weight.clone()
+    write(engine.module[0].weight, ranks.rank)
     sync.sync()
-    return copy.state_dict(), engine.upload_weights()
+    return before, engine.upload_weights()["0.weight"], copy[0].weight
 
 
-def test_a_write_to_the_part_of_one_rank_reaches_all_copies():
-    for acting, trained in run_on_ranks(written_through_its_part, ranks=2):
-        assert all(torch.equal(acting[name], trained[name]) for name in trained)
+@pytest.mark.parametrize("write", [write_to_the_part_of_rank_1, write_to_the_parts_of_all_ranks])
+def test_a_write_to_a_sharded_frozen_weight_reaches_all_copies(write):
+    for before, after, acting in run_on_ranks(synced_around, write, ranks=2):
+        assert not torch.equal(before, after)
+        assert torch.equal(acting, after)
 
 
 def test_sharded_weights_reach_the_copies_of_all_ranks_in_their_type():
