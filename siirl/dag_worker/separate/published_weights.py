@@ -92,7 +92,9 @@ class WeightPublisher:
         self.transferred_bytes = 0
         """Bytes that the last sync stored for the rollout ranks; 0 on ranks that store none."""
         self.unchanged = False
-        """Whether optimiser steps before the last sync left the acting weights unchanged."""
+        """Whether optimiser steps before the last sync changed no weight in the type in which it
+        acts: a small update may vanish in bfloat16.
+        """
         self.steps_of_versions: dict[int, int] = {}
         """By version: the last training step that ended with it."""
         self._checksum: int | None = None

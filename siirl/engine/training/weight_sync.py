@@ -200,7 +200,9 @@ class WeightSync:
         )
         self.version = 0
         self.unchanged = False
-        """Whether optimiser steps before the last sync left the trained weights unchanged."""
+        """Whether optimiser steps before the last sync changed no weight in the type in which it
+        acts: a small update may vanish in bfloat16.
+        """
         self.transferred_bytes = 0
         """Bytes of weights that the last sync transferred; 0 where the trained module acts."""
         self._checksums: list[float] = []
