@@ -3,12 +3,12 @@
 #   PYTHON=python3.11   the interpreter for .venv
 #   TORCH_BUILD=cpu     `cpu`: torch without CUDA (200 MB), from TORCH_INDEX; `cuda`: PyPI's build with its CUDA libraries (3 GB)
 #   TORCH_INDEX=URL     index of the CPU build; pip's configured indexes and folders of wheels are searched too
-#   JOBS=3              processes that share the tests; some always wait, so there is one more than CI's two cores
+#   JOBS=4              processes that share the tests; some always wait, so there are two more than CI's two cores
 
 PYTHON      ?= python3.11
 TORCH_BUILD ?= cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-JOBS        ?= 3
+JOBS        ?= 4
 
 SHELL := /bin/bash
 .SHELLFLAGS := -e -u -o pipefail -c

@@ -93,6 +93,7 @@ def on_two_ranks(ranks):
     return gradient, counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slow  # each rank traces all blocks: 40 s
 def test_two_ranks_with_compiled_blocks_have_the_gradient_of_one():
     expected, _ = updated()
     for gradient, graphs in run_on_ranks(on_two_ranks):

@@ -34,6 +34,8 @@ CASES = {
     "end of pi0": ("pi0", {**WHOLE, "noise": "end"}),
     "pi05": ("pi05", WHOLE),
 }
+ON_TWO_RANKS = ("smolvla", "end of pi0")
+"""Cases that run on two ranks with each change; the others are slow there."""
 
 
 def policy_of(case, *, weights=True):
@@ -109,12 +111,15 @@ def test_the_gradient_does_not_depend_on_micro_batches(case):
 @pytest.mark.parametrize(
     ("case", "lora"),
     [
-        *((case, None) for case in CASES),
+        *(
+            pytest.param(case, None, marks=() if case in ON_TWO_RANKS else pytest.mark.slow)
+            for case in CASES
+        ),
         pytest.param("expert of smolvla", LoraArguments(rank=2), marks=pytest.mark.slow),
         pytest.param("pi0", LoraArguments(rank=2), marks=pytest.mark.slow),
         pytest.param("pi05", LoraArguments(rank=2), marks=pytest.mark.slow),
     ],
-)  # slow: each process imports peft
+)  # with adapters each process imports peft
 def test_the_gradient_of_two_ranks_is_that_of_one(case, lora):
     alone = update(OneProcess(), case, lora)
     assert float(alone["metrics"]["actor/grad_norm"]) > 0
@@ -138,7 +143,7 @@ def loaded_by_parts(ranks, case):
     }
 
 
-@pytest.mark.parametrize("case", ["smolvla", "pi05"])
+@pytest.mark.parametrize("case", ["smolvla", pytest.param("pi05", marks=pytest.mark.slow)])
 def test_weights_that_each_rank_read_by_parts_are_those_of_the_file(case):
     expected = policy_of(case).state_dict()
     for found in run_on_ranks(loaded_by_parts, case):

@@ -107,7 +107,9 @@ BATCHES: dict[str, tuple[Callable[[torch.device], Any], Callable[[], TensorDict]
 }
 
 
-@pytest.mark.parametrize("of", BATCHES)
+@pytest.mark.parametrize(
+    "of", ["robots", pytest.param("robots, cut", marks=pytest.mark.slow), "text"]
+)
 def test_every_policy_loss_has_the_numbers_of_the_cpu(of):
     make, rows = BATCHES[of]
     expected = gradients(make(CPU), rows())

@@ -86,7 +86,7 @@ def update(ranks, model, folder, lora=None, micro_batch=1):
     return {"gradient": engine.gradients[0], "metrics": metrics}
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture
 def form(request, monkeypatch, tmp_path):
     """Name and folder of a model."""
     know_tiny_encoders(monkeypatch)
@@ -98,6 +98,11 @@ def form(request, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "lora", [None, pytest.param(LoraArguments(rank=2), marks=pytest.mark.slow)]
 )  # slow: each process imports peft
+@pytest.mark.parametrize(
+    "form",
+    ["tokens", *(pytest.param(name, marks=pytest.mark.slow) for name in ("regression", "first"))],
+    indirect=True,
+)
 def test_gradient_of_two_ranks_is_that_of_one(form, lora):
     alone = update(OneProcess(), *form, lora)
     assert alone["metrics"]["actor/grad_norm"] > 0
@@ -111,6 +116,7 @@ def test_gradient_of_two_ranks_is_that_of_one(form, lora):
 
 
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
+@pytest.mark.parametrize("form", FORMS, indirect=True)
 def test_the_gradient_does_not_depend_on_micro_batches(form):
     whole, cut = (update(OneProcess(), *form, micro_batch=size) for size in (ROWS, 1))
     assert largest_difference(cut["gradient"], whole["gradient"]) < TOLERANCE

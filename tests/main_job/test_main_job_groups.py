@@ -51,7 +51,13 @@ AGENTS = (
 )
 
 
-@pytest.mark.parametrize("agents", [(0,), (0, 1)], ids=["one policy", "two agents"])
+@pytest.mark.parametrize(
+    "agents",
+    [
+        pytest.param((0,), id="one policy", marks=pytest.mark.slow),
+        pytest.param((0, 1), id="two agents"),
+    ],
+)
 def test_a_killed_rollout_rank_is_replaced_and_training_goes_on_with_every_prompt_accounted_for(
     start_run, tmp_path, agents
 ):

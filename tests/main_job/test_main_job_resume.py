@@ -74,8 +74,10 @@ def test_killed_and_resumed_equals_uninterrupted(start_run, cluster: tuple[str, 
 
 @pytest.mark.parametrize(
     "evaluations",
-    [("trainer.val_episodes=0",), ("trainer.val_episodes=2", "trainer.test_freq=1")],
-    ids=["", "tested"],
+    [
+        pytest.param(("trainer.val_episodes=0",), id="", marks=pytest.mark.slow),
+        pytest.param(("trainer.val_episodes=2", "trainer.test_freq=1"), id="tested"),
+    ],
 )
 def test_the_same_command_line_after_a_sigterm_ends_as_if_there_had_been_none(
     start_run, evaluations: tuple[str, ...]

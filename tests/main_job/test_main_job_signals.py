@@ -54,7 +54,9 @@ def check_ended_in_peace(run: RealRun, number: signal.Signals) -> None:
     assert "Traceback" not in run.text
 
 
-@pytest.mark.parametrize("number", STATUS)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_a_run_in_one_process_saves_what_it_has_trained(start_run, number: signal.Signals) -> None:
     run = in_training(start_run, "cluster=local")
     run.process.send_signal(number)
