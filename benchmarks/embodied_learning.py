@@ -10,7 +10,8 @@ never solves: the 0/1 reward, SRPO alone and with the demonstrations of the warm
 references, and an oracle with the true distance; `low_base_defaults` is the same with today's
 settings of the demo. `flow` trains the shipped flow policy on the demo's tasks by each algorithm
 and with each kind of noise, and has a blind control; `tokens` trains the token policy for as many
-steps, and `rewards` compares SRPO with the 0/1 reward in its pipeline. All have today's settings.
+steps, and `rewards` compares SRPO with the 0/1 reward and the oracle in its pipeline. All have
+today's settings.
 
 All arms of a study train for the same number of steps. `benchmarks.learning_studies` runs and
 measures them.
@@ -82,7 +83,15 @@ STUDIES = {
         shipped="assets/tiny_flow_vla",
     ),
     "tokens": Study(common=(), steps=60, arms=ALGORITHMS),
-    "rewards": Study(common=(), steps=60, arms={"srpo": Arm(()), "success": MAIN.arms["success"]}),
+    "rewards": Study(
+        common=(),
+        steps=60,
+        arms={
+            "srpo": Arm(()),
+            "success": MAIN.arms["success"],
+            "oracle": LOW_BASE.arms["oracle"],
+        },
+    ),
     "low_base": LOW_BASE,
     "low_base_defaults": replace(LOW_BASE, common=LOW_BASE_TASKS),
 }
