@@ -10,8 +10,8 @@ never solves: the 0/1 reward, SRPO alone and with the demonstrations of the warm
 references, and an oracle with the true distance; `low_base_defaults` is the same with today's
 settings of the demo. `flow` trains the shipped flow policy on the demo's tasks by each algorithm
 and with each kind of noise, and has a blind control; `tokens` trains the token policy for as many
-steps, and `rewards` compares SRPO with the 0/1 reward and the oracle in its pipeline. All have
-today's settings.
+steps. `rewards` compares SRPO with the 0/1 reward and the oracle in its pipeline, the oracle also
+with the weight of failures of SRPO's paper. These three have today's settings.
 
 All arms of a study train for the same number of steps. `benchmarks.learning_studies` runs and
 measures them.
@@ -90,6 +90,7 @@ STUDIES = {
             "srpo": Arm(()),
             "success": MAIN.arms["success"],
             "oracle": LOW_BASE.arms["oracle"],
+            "oracle_alpha_08": Arm(("reward=oracle", "reward.alpha=0.8")),
         },
     ),
     "low_base": LOW_BASE,
