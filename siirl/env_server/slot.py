@@ -240,7 +240,8 @@ class Slot:
             )
             self._check(method, arguments, result, generation)
         except WrongForm as wrong:
-            self.supervisor.count_wrong_form(self._env, str(wrong), generation=generation)
+            if self._spec.replayable:  # a new server would end the other episodes of this one
+                self.supervisor.count_wrong_form(self._env, str(wrong), generation=generation)
             raise
         return result
 

@@ -160,10 +160,12 @@ def _fits_without_quotes(value: Any, hint: Any) -> bool:
         return False
 
 
-def _without_quotes(text: str) -> Any:
+def _without_quotes(text: Any) -> Any:
     """What a text is without quotes, on the command line as in a file: YAML alone would also read
     `yes`, `0x10`, `1:30` and dates.
     """
+    if not isinstance(text, str):  # a list within a list
+        return text
     if text in _BOOLEANS:
         return text.lower() == "true"
     if re.fullmatch(_INTEGER, text):

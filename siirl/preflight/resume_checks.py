@@ -71,8 +71,8 @@ def check_resume(config: SiiRLArguments, graph: TaskGraph) -> ResumePoint | None
     _require_its_model(config, run, place=place)
     if config.actor_rollout_ref.rollout.n_steps is not None:
         _require_its_episodes(config, run, place=place)
-    manifest = read_manifest(checkpoint)
     require_engines(checkpoint, trained_engines(graph, config.agents))
+    manifest = read_manifest(checkpoint)
     step = int(manifest["step"])
     if total is not None and step >= total and not manifest.get(EVALUATION_DUE, False):
         raise ConfigError(

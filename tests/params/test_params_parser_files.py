@@ -427,6 +427,8 @@ def test_a_defaults_list_of_hydra_is_refused_with_the_keys_that_choose_its_group
         "trainer.seed='2024-01-01 99:00:00'",
         f"trainer.seed='{'9' * 5000}'",
         f"trainer.seed='{'[' * 5000}'",
+        "trainer.seed='[[1]]'",
+        "trainer.seed='[{a: 1}]'",
     ],
 )
 def test_text_that_is_no_number_is_not_said_to_have_quotes(word):
