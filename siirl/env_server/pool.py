@@ -12,9 +12,9 @@ A server that dies, hangs, raises or returns an invalid number is replaced. Its 
 simulated again, each from its seed and its executed chunks; to their coroutines, the call only
 takes longer. An episode that is charged with more than `max_replays` failures ends with
 `SimulationFailed`; the others continue. A result of a wrong form ends its episode so at once, and
-two such episodes in a row of one environment replace the server. An episode is therefore either
-returned unchanged or reported as failed, and never scored after a broken simulation. Use the pool
-from one event loop.
+two such episodes in a row of one environment replace the server, unless its episodes cannot be
+replayed. An episode is therefore either returned unchanged or reported as failed, and never scored
+after a broken simulation. Use the pool from one event loop.
 """
 
 import asyncio

@@ -5,6 +5,7 @@ session of the operating system holds a run's processes together, so that those 
 parent has died.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -139,12 +140,15 @@ class RealRun:
         for folder in folders:
             stacks.write_here(folder)
         time.sleep(STACKS_WRITTEN_S)
-        written = [file for folder in folders for file in sorted(folder.glob("*.txt"))]
+        written: dict[str, str] = {}
+        for file in sorted(path for folder in folders for path in folder.glob("*.txt")):
+            with contextlib.suppress(FileNotFoundError):  # an ending run removes empty ones
+                written[file.name] = file.read_text()
         return "\n".join(
             [
                 self.text,
                 *(f"{pid} {title}" for pid, title in self.processes().items()),
-                *(f"{file.name}\n{file.read_text()}" for file in written),
+                *(f"{name}\n{text}" for name, text in written.items()),
             ]
         )
 

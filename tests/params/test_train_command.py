@@ -28,7 +28,7 @@ from tests.envs.openenv.scripted_server import ScriptedServer
 EXAMPLES = str(Path(__file__).parents[2] / "docs" / "examples")
 NO_TORCH = """
 import sys
-from siirl.train import cluster_in_words, main
+from siirl.train import main
 status = main(sys.argv[1:])
 loaded = [name for name in ("torch", "ray", "transformers", "tensordict", "mujoco") if name in sys.modules]
 sys.exit(f"imported {loaded}" if loaded else status)

@@ -1,6 +1,7 @@
 """The exchange between the groups `rollout` and `train`: passes prompts, rows and weights.
 
     rollout rank                    exchange                         training rank 0
+    join(rank)          <---------  life: which process of the rank
     work(rank, wanted)  <---------  Edge.ledger
     put(prompt, refs)   --------->  Edge.coordinator ------------->  take(step, count), references
     weights(after)      <---------  newest buckets   <-------------  publish(...), step_done(step)
