@@ -110,7 +110,7 @@ class Slot:
             ValueError: The environment refuses an option.
             SimulationFailed: The servers of this episode failed too often.
         """
-        self.supervisor.clear_suspicion(self._env)
+        self.end_episode()
         self._episode = EpisodeRecord(seed=seed, options=dict(options or {}))
         result: tuple[Observation, Info] = await self._carry_out(
             "reset", (self._episode.seed, self._episode.options)
@@ -170,7 +170,12 @@ class Slot:
         return result
 
     def end_episode(self) -> None:
-        """Forget the episode; `EnvPool.slot` calls this when the slot is returned."""
+        """Forget the episode; `EnvPool.slot` calls this when the slot is returned.
+
+        An episode that failed has been forgotten before.
+        """
+        if self._episode is not None and self._episode.calls:
+            self.supervisor.clear_wrong_form(self._env)
         self._episode = None
         self.supervisor.clear_suspicion(self._env)
 
@@ -195,8 +200,6 @@ class Slot:
         OCCUPATION.record_progress()
         if method != "frames":
             episode.add(method, arguments, result)
-        if episode.ended:
-            self.supervisor.clear_wrong_form(self._env)
         return result
 
     async def _catch_up(self, episode: EpisodeRecord) -> int:
