@@ -1,15 +1,21 @@
-"""Prompts of a rollout rank that died go to its replacement, and not to a call that the dead process
-left behind.
-"""
+"""Calls that a dead process of a rollout rank left behind do not affect its replacement."""
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 
-from siirl.dag_worker.separate.edge import Edge
+from siirl.dag_worker.separate.edge import PROMPT, Edge
 from siirl.dag_worker.separate.exchange import Exchange
-from siirl.dag_worker.separate.exchange_messages import Weights, Work
-from siirl.engine.rollout.ledger import RolloutLedger
+from siirl.dag_worker.separate.exchange_messages import (
+    EvaluationRequest,
+    Report,
+    RolloutProcess,
+    Weights,
+    Work,
+)
+from siirl.data_coordinator.sample_info import SampleInfo
+from siirl.engine.rollout.ledger import Prompt, RolloutLedger
 
 ALL = {0: 4}
 
@@ -23,12 +29,20 @@ async def opened(*, streaming: bool) -> Exchange:
     return exchange
 
 
-async def all_prompts(exchange: Exchange, life: int) -> set[int]:
-    """Numbers of the prompts that a process gets until there is no more work."""
-    got: set[int] = set()
-    while (work := await exchange.work(0, life, ALL, 0)) != Work():
-        got |= {prompt.number for prompt in work.prompts[0]}
+async def all_prompts(exchange: Exchange, process: RolloutProcess) -> dict[int, Prompt]:
+    """The prompts that a process gets until there is no more work, by number."""
+    got: dict[int, Prompt] = {}
+    while (work := await exchange.work(process, ALL, 0)) != Work():
+        got |= {prompt.number: prompt for prompt in work.prompts[0]}
     return got
+
+
+def rows_of(prompts: Iterable[Prompt], ref: str) -> list[tuple[Prompt, SampleInfo, str, int]]:
+    """Entries of `Exchange.put`: rows that are at `ref`."""
+    return [
+        (prompt, SampleInfo(sum_tokens=1, dict_info={PROMPT: prompt.number}), ref, 0)
+        for prompt in prompts
+    ]
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -38,16 +52,55 @@ def test_a_call_of_a_dead_process_takes_no_prompt_from_its_replacement(
 ) -> None:
     async def scenario() -> None:
         exchange = await opened(streaming=streaming)
-        life = await exchange.join(0)
-        prompts = await all_prompts(exchange, life)
+        process = await exchange.join(0)
+        prompts = await all_prompts(exchange, process)
         if when == "waits at its death":
-            left = asyncio.create_task(exchange.work(0, life, ALL, 0))
+            left = asyncio.create_task(exchange.work(process, ALL, 0))
             await asyncio.sleep(0)
         await exchange.rank_died(0)
         if when == "arrives later":
-            left = asyncio.create_task(exchange.work(0, life, ALL, 0))
+            left = asyncio.create_task(exchange.work(process, ALL, 0))
         assert await left == Work()
         replacement = await exchange.join(0)
-        assert await all_prompts(exchange, replacement) == prompts == {0, 1, 2, 3}
+        assert await all_prompts(exchange, replacement) == prompts
+        assert prompts.keys() == {0, 1, 2, 3}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_rows_that_a_dead_process_hands_over_late_are_ignored_with_their_report(
+    streaming: bool,
+) -> None:
+    async def scenario() -> None:
+        exchange = await opened(streaming=streaming)
+        process = await exchange.join(0)
+        prompts = await all_prompts(exchange, process)
+        await exchange.rank_died(0)
+        replacement = await exchange.join(0)
+        await all_prompts(exchange, replacement)
+        first = [prompts[0], prompts[1]]
+        await exchange.put(0, process, rows_of(first, "lost"), Report({}, episodes=1))
+        await exchange.put(0, replacement, rows_of(first, "there"), Report({}, episodes=2))
+        taken = await exchange.take(0, 1, 2)
+        assert taken is not None
+        assert taken.reports == ((0, Report({}, episodes=2)),)
+        assert await exchange.references(0, [0, 1]) == ["there", "there"]
+
+    asyncio.run(scenario())
+
+
+def test_a_result_that_a_dead_process_sends_late_does_not_answer_an_evaluation() -> None:
+    async def scenario() -> None:
+        exchange = await opened(streaming=True)
+        process = await exchange.join(0)
+        await exchange.evaluate(0, 0, True, False)
+        await exchange.rank_died(0)
+        await exchange.result(process, 1, "of the dead process")
+        replacement = await exchange.join(0)
+        asked = await exchange.work(replacement, ALL, 0)
+        assert asked.evaluation == EvaluationRequest(0, 1, 0, True, False)
+        await exchange.result(replacement, 1, "of its replacement")
+        assert await exchange.results() == ["of its replacement"]
 
     asyncio.run(scenario())

@@ -12,7 +12,7 @@ import pytest
 
 from siirl.dag_worker.separate.edge import PROMPT, Edge
 from siirl.dag_worker.separate.exchange import Exchange
-from siirl.dag_worker.separate.exchange_messages import LOST, Weights
+from siirl.dag_worker.separate.exchange_messages import LOST, RolloutProcess, Weights
 from siirl.dag_worker.separate.training_side import SeparateRollouts, TrainingSide
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt, RolloutLedger
@@ -20,6 +20,7 @@ from tests.algos.thread_ranks import ThreadRanks, on_threads
 from tests.dag_worker.two_groups import ThreadLine
 
 BATCH, RANKS = 4, 2
+FIRST = RolloutProcess(rank=0, life=0)
 
 
 class Reference:
@@ -93,7 +94,7 @@ def put(line: ReferenceLine, prompts: Sequence[Prompt]) -> dict[int, Reference]:
         stored[prompt.number] = line.store([row])
         info = SampleInfo(sum_tokens=1, dict_info={PROMPT: prompt.number})
         entries.append((prompt, info, stored[prompt.number], 0))
-    line.call("put", 0, 0, entries, None)
+    line.call("put", 0, FIRST, entries, None)
     return stored
 
 
@@ -114,7 +115,7 @@ def take(ranks, line) -> list[float]:
 
 
 def test_each_of_two_training_ranks_fetches_the_rows_of_its_own_share(line):
-    put(line, line.call("work", 0, 0, {0: 1}, 0).prompts[0])
+    put(line, line.call("work", FIRST, {0: 1}, 0).prompts[0])
     parts = on_threads(take, [(line,)] * RANKS)
     assert [len(part) for part in parts] == [2, 2]
     assert sorted(parts[0] + parts[1]) == [0.0, 1.0, 2.0, 3.0]
@@ -122,11 +123,11 @@ def test_each_of_two_training_ranks_fetches_the_rows_of_its_own_share(line):
 
 def test_rows_that_died_with_their_rank_are_rolled_out_again_before_any_rank_trains(line):
     """A replacement puts the rows of prompt 2 again while both ranks wait for the step."""
-    stored = put(line, line.call("work", 0, 0, {0: 1}, 0).prompts[0])
+    stored = put(line, line.call("work", FIRST, {0: 1}, 0).prompts[0])
     line.dead.add(stored[2])
 
     def replacement():
-        while not (again := line.call("work", 0, 0, {0: 1}, 0).prompts[0]):
+        while not (again := line.call("work", FIRST, {0: 1}, 0).prompts[0]):
             pass
         put(line, again)
 

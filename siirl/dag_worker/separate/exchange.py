@@ -1,8 +1,8 @@
 """The exchange between the groups `rollout` and `train`: passes prompts, rows and weights.
 
     rollout rank                    exchange                         training rank 0
-    join(rank)          <---------  life: which process of the rank
-    work(rank, wanted)  <---------  Edge.ledger
+    join(rank)          <---------  which process of the rank this is
+    work(wanted)        <---------  Edge.ledger
     put(prompt, refs)   --------->  Edge.coordinator ------------->  take(step, count), references
     weights(after)      <---------  newest buckets   <-------------  publish(...), step_done(step)
     result(...)         --------->  evaluation       <------------>  evaluate(step, ...)
@@ -22,6 +22,7 @@ from siirl.dag_worker.separate.exchange_messages import (
     EvaluationRequest,
     PublishedWeights,
     Report,
+    RolloutProcess,
     StepPrompts,
     Weights,
     Work,
@@ -169,23 +170,21 @@ class Exchange:
 
     # Rollout side
 
-    async def join(self, rank: int) -> int:
-        """Begin to work as `rank`: the `life` of this process, which differs from that of a process
-        that it replaces.
-        """
-        return self._deaths[rank]
+    # A process that died may have left a call that waits or arrives later. It gets no work, because
+    # its prompts would never come back, and its rows are ignored, because they were lost with it.
 
-    async def work(self, rank: int, life: int, wanted: Mapping[int, int], acting: int) -> Work:
-        """The next work of `rank`, whose weights are those of step `acting`: up to `wanted`
+    async def join(self, rank: int) -> RolloutProcess:
+        """Begin to work as `rank`; the result identifies the process in the calls below."""
+        return RolloutProcess(rank, self._deaths[rank])
+
+    async def work(self, process: RolloutProcess, wanted: Mapping[int, int], acting: int) -> Work:
+        """The next work of `process`, whose weights are those of step `acting`: up to `wanted`
         prompts of each agent group, an evaluation, or nothing yet.
-
-        A process that died may have left a call that still waits: it gets nothing, because its
-        prompts would never come back.
         """
-        found = self._work(rank, life, wanted, acting)
+        found = self._work(process, wanted, acting)
         if found == Work():
             await self._wait()
-            found = self._work(rank, life, wanted, acting)
+            found = self._work(process, wanted, acting)
         return found
 
     async def weights(self, step: int | None, after: int) -> PublishedWeights | None:
@@ -200,7 +199,7 @@ class Exchange:
     async def put(
         self,
         group: int,
-        rank: int,
+        process: RolloutProcess,
         entries: Sequence[tuple[Prompt, SampleInfo, Any, int]],
         report: Report | None,
     ) -> None:
@@ -208,13 +207,14 @@ class Exchange:
 
         Args:
             group: Agent group that drew the prompts.
-            rank: Rollout rank.
+            process: Where they are.
             entries: Prompt, metadata, reference of its rows (None: no episode could be simulated)
                 and step of the oldest weights that acted.
             report: Metrics since the last report.
         """
-        self.edges[group].put(rank, entries, report)
-        await self._notify()
+        if self._is_alive(process):
+            self.edges[group].put(process.rank, entries, report)
+            await self._notify()
 
     async def gather(self, call: int, number: int, rank: int, thing: Any) -> list[Any] | None:
         """Objects of all rollout ranks for gather number `number` of evaluation `call`; None:
@@ -229,10 +229,11 @@ class Exchange:
             return None
         return [given[other] for other in range(self._ledger.ranks)]
 
-    async def result(self, rank: int, call: int, found: Any) -> None:
+    async def result(self, process: RolloutProcess, call: int, found: Any) -> None:
         """Answer an evaluation."""
-        if self._evaluation is not None and self._evaluation.call == call:
-            self._results[rank] = found
+        current = self._evaluation is not None and self._evaluation.call == call
+        if current and self._is_alive(process):
+            self._results[process.rank] = found
             await self._notify()
 
     async def rank_died(self, rank: int) -> None:
@@ -245,11 +246,15 @@ class Exchange:
 
     # Inside
 
-    def _work(self, rank: int, life: int, wanted: Mapping[int, int], acting: int) -> Work:
+    def _is_alive(self, process: RolloutProcess) -> bool:
+        return process.life == self._deaths[process.rank]
+
+    def _work(self, process: RolloutProcess, wanted: Mapping[int, int], acting: int) -> Work:
         if self._over or not all(edge.opened for edge in self.edges.values()):
             return Work(over=self._over)
-        if life != self._deaths[rank]:
+        if not self._is_alive(process):
             return Work()
+        rank = process.rank
         news = {group: edge.take_rewards(rank) for group, edge in self.edges.items()}
         rewards = {group: found for group, found in news.items() if found != NOTHING}
         command = self._evaluation

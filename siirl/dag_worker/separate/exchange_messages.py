@@ -5,7 +5,7 @@ Left out: the line that carries them (`siirl.dag_worker.separate.ray_exchange`).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import FinishedPrompt, Prompt
@@ -13,6 +13,14 @@ from siirl.reporting.metrics import Unusable, Value, Weighted
 
 LOST = object()
 """Result of fetching an object whose owner died."""
+
+
+class RolloutProcess(NamedTuple):
+    """A process that works as a rollout rank."""
+
+    rank: int
+    life: int
+    """Number of processes of this rank that died before."""
 
 
 @dataclass(frozen=True)

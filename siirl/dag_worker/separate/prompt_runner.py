@@ -15,7 +15,7 @@ from siirl.dag_worker.dataflow import Dataflow
 from siirl.dag_worker.empty_ranks import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.metric_worker import plain_record
 from siirl.dag_worker.separate.edge import PROMPT
-from siirl.dag_worker.separate.exchange_messages import Report
+from siirl.dag_worker.separate.exchange_messages import Report, RolloutProcess
 from siirl.dag_worker.separate.published_weights import SecondCopies
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
 from siirl.dag_worker.separate.training_side import columns_of
@@ -52,6 +52,7 @@ class PromptRunner:
         graph: The group's rollout nodes, which end with a PUT_TO_BUFFER node.
         parts: The group's components on this rank.
         copies: The weights that act on this rank.
+        process: This process, for the exchange.
         line: Stores rows.
     """
 
@@ -62,11 +63,13 @@ class PromptRunner:
         graph: TaskGraph,
         parts: RolloutParts,
         copies: SecondCopies,
+        process: RolloutProcess,
         line: "ExchangeLine",
     ) -> None:
         self.group = group
         self.parts = parts
         self.copies = copies
+        self.process = process
         self.line = line
         self._flow = Dataflow(
             graph,
@@ -138,8 +141,8 @@ class PromptRunner:
             await self._flow.run_beside(batch, roll_out=roll_out)
         except TooManyFailures:  # no episode of the prompt
             self.put(batch[:0])
-        entries, rank = self._take_entries(), self.parts.validator.ranks.rank
-        await self.line.acall("put", self.group, rank, entries, self._due_report())
+        entries, report = self._take_entries(), self._due_report()
+        await self.line.acall("put", self.group, self.process, entries, report)
 
     async def _episodes_of(self, prompts: TensorDict, *, step: int) -> RolloutResult:
         collector = self.parts.context.collector

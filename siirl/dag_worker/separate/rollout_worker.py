@@ -16,7 +16,12 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from siirl.dag_worker.events import Event
-from siirl.dag_worker.separate.exchange_messages import EvaluationRequest, PublishedWeights, Work
+from siirl.dag_worker.separate.exchange_messages import (
+    EvaluationRequest,
+    PublishedWeights,
+    RolloutProcess,
+    Work,
+)
 from siirl.dag_worker.separate.prompt_runner import PromptRunner, since
 from siirl.dag_worker.separate.published_weights import SecondCopies, SecondCopy, WeightThread
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
@@ -53,7 +58,7 @@ class RolloutWorker:
         on_start: Callable[[], object] | None = None,
     ) -> None:
         self.graph = graph
-        self.rank = rank
+        self.process = RolloutProcess(rank, life=0)
         self.line = line
         self.build = build
         self.streaming = streaming
@@ -62,7 +67,6 @@ class RolloutWorker:
         self._runners: dict[int, PromptRunner] = {}
         self._arrived: PublishedWeights | None = None
         self._evaluating = False
-        self._life = 0
         self._ask: asyncio.Task[Work] | None = None
 
     def run(self) -> Iterator[Event]:
@@ -77,7 +81,7 @@ class RolloutWorker:
 
     def start(self) -> None:
         """Build the components and start the environments of the agent groups with nodes."""
-        self._life = self.line.call("join", self.rank)
+        self.process = self.line.call("join", self.process.rank)
         self._parts = self.build()
         self.copies = SecondCopies(
             {
@@ -93,6 +97,7 @@ class RolloutWorker:
                 graph=part_of_agent(self.graph, group),
                 parts=self._parts[group],
                 copies=self.copies,
+                process=self.process,
                 line=self.line,
             )
             for group in self.graph.agent_groups()
@@ -147,7 +152,7 @@ class RolloutWorker:
                 self._use(self._weights(work.weights_step))
                 [(group, prompts)] = work.prompts.items()
                 entries, report = self._runners[group].run_block(prompts)
-                self.line.call("put", group, self.rank, entries, report)
+                self.line.call("put", group, self.process, entries, report)
 
     def _next_work(self, wanted: dict[int, int]) -> Work:
         begin = time.perf_counter()
@@ -157,9 +162,9 @@ class RolloutWorker:
         self._note_idle(since(begin))
         return work
 
-    def _asks(self, wanted: dict[int, int]) -> tuple[int, int, dict[int, int], int]:
+    def _asks(self, wanted: dict[int, int]) -> tuple[RolloutProcess, dict[int, int], int]:
         """Arguments of `Exchange.work`."""
-        return self.rank, self._life, wanted, self.copies.step
+        return self.process, wanted, self.copies.step
 
     def _until_over(self) -> None:
         while not self._next_work(dict.fromkeys(self._runners, 0)).over:
@@ -195,7 +200,7 @@ class RolloutWorker:
             found = validator.evaluate(
                 step=evaluation.step, greedy=evaluation.greedy, record=evaluation.record
             )
-        self.line.call("result", self.rank, evaluation.call, found)
+        self.line.call("result", self.process, evaluation.call, found)
 
     # Stream
 
