@@ -45,6 +45,7 @@ from siirl.dag_worker.manifest import (
     Fingerprints,
     fingerprint,
     read_manifest,
+    reading,
     require_engines,
     resolve_checkpoint,
     verify_files,
@@ -220,12 +221,12 @@ class CheckpointManager:
         return found
 
     def latest(self) -> Path | None:
-        """The newest checkpoint of this run; None before the first."""
-        return self.ranks.broadcast_object(
-            self._on_rank_0(
-                lambda: resolve_checkpoint(self.folder) if (self.folder / LATEST).exists() else None
-            )
-        )
+        """The newest checkpoint of this run; None before the first.
+
+        Raises:
+            CheckpointError: Its pointer is damaged, or the disk fails.
+        """
+        return self.ranks.broadcast_object(self._on_rank_0(self._find_latest))
 
     def _on_rank_0(self, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0 and return its result there; its error is raised on all ranks."""
@@ -350,6 +351,11 @@ class CheckpointManager:
         )
         for path in others[: max(0, len(others) + 1 - max(1, self.keep))]:
             shutil.rmtree(path)
+
+    def _find_latest(self) -> Path | None:
+        with reading(self.folder):
+            exists = (self.folder / LATEST).exists()
+        return resolve_checkpoint(self.folder) if exists else None
 
     def _locate(self, checkpoint: Path) -> Path:
         folder = resolve_checkpoint(checkpoint)

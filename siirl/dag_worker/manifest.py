@@ -5,7 +5,8 @@ name may point outside the folder.
 """
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -39,8 +40,25 @@ def resolve_checkpoint(path: Path) -> Path:
     lack it) the one of the last step.
 
     Raises:
-        CheckpointError: The path is none of these, or its pointer is damaged.
+        CheckpointError: The path is none of these, its pointer is damaged, or the disk fails.
     """
+    with reading(path):
+        return _resolve(path)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise an OSError of the block, which looks for checkpoints in `path`, as CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be searched for a checkpoint: {error.strerror or error}. Repair that, "
+            "or give the folder of another run."
+        ) from error
+
+
+def _resolve(path: Path) -> Path:
     for folder in (path, path / "checkpoints"):
         if (folder / LATEST).is_file():
             path = folder / _newest(folder / LATEST)
@@ -66,7 +84,8 @@ def resolve_checkpoint(path: Path) -> Path:
 def has_checkpoint(run: Path) -> bool:
     """Whether a run folder has a checkpoint to resume from; it may be damaged."""
     folder = run / "checkpoints"
-    return (folder / LATEST).is_file() or bool(_complete(folder))
+    with reading(run):
+        return (folder / LATEST).is_file() or bool(_complete(folder))
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -123,6 +123,15 @@ def test_a_checkpoint_is_found_from_itself_its_folder_and_the_run_folder(tmp_pat
         assert resolve_checkpoint(path) == checkpoint
 
 
+def test_a_folder_that_the_disk_does_not_read_is_an_error_of_all_ranks(tmp_path):
+    """`CheckpointError` is raised on all of them, an OSError only on rank 0."""
+    checkpoints = Job(tmp_path).checkpoints
+    checkpoints.folder = tmp_path / ("x" * 256)  # longer than a name may be
+    for search in (checkpoints.load, checkpoints.latest):
+        with pytest.raises(CheckpointError, match=r"x cannot be searched .*: File name too long"):
+            search()
+
+
 def test_the_newest_stay_and_the_oldest_go(tmp_path):
     job = Job(tmp_path, keep=2)
     for _ in range(4):
