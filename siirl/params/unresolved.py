@@ -11,7 +11,7 @@ from siirl.errors import ConfigError
 from siirl.params.build import as_text
 from siirl.params.user_settings import value_at
 
-_REFERENCE = re.compile(r"\$\{(\.*)([\w.-]+)\}")  # dots: relative to the key that refers
+_REFERENCE = re.compile(r"\$\{(\.*)([\w.\[\]-]+)\}")  # dots: relative to the key that refers
 _UNKNOWN_KEY = re.compile(r"Interpolation key ('.*') not found")
 _RAISED = re.compile(r"^\w+ (raised )?while resolving interpolation: ")
 
@@ -26,7 +26,8 @@ def unresolved(place: str, fault: str, *, written: Any, sources: Mapping[str, st
         sources: Origin of each key that the user sets.
     """
     missing = _UNKNOWN_KEY.search(fault)
-    key = _wrong_key(place.partition("[")[0], written, missing=missing and missing[1].strip("'"))
+    named = missing and _with_dots(missing[1].strip("'"))
+    key = _wrong_key(place.partition("[")[0], written, missing=named)
     parts = key.split(".")
     above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     source = next((sources[name] for name in above if name in sources), "configs/")
@@ -45,13 +46,14 @@ def unresolved(place: str, fault: str, *, written: Any, sources: Mapping[str, st
 
 def _wrong_key(key: str, written: Any, *, missing: str | None) -> str:
     """The key that refers to the key `missing`, or that at the end of a chain of references if
-    there is none or its name is written in another form.
+    there is none.
     """
     waiting, passed, end = [key], set(), key
     while waiting:
         place = waiting.pop(0)
         passed.add(place)
-        references = _REFERENCE.findall(as_text(value_at(written, place)))
+        found = _REFERENCE.findall(as_text(value_at(written, place)))
+        references = [(dots, _with_dots(name)) for dots, name in found]
         named = [_whole_name(name, dots=dots, place=place) for dots, name in references]
         open_ones = [
             name
@@ -69,6 +71,11 @@ def _whole_name(name: str, *, dots: str, place: str) -> str:
     """The whole name of a key to which `place` refers; each dot before the name is one group up."""
     groups = place.split(".")[: -len(dots)] if dots else []
     return ".".join([*groups, name])
+
+
+def _with_dots(name: str) -> str:
+    """The name of a key, of which parts may be in brackets."""
+    return name.replace("[", ".").replace("]", "").lstrip(".")
 
 
 def _is_open(value: str) -> bool:

@@ -199,6 +199,11 @@ def test_a_number_in_quotes_is_refused_with_the_remedy(
             "trainer.seed=${trainer[nope]} ({file}): there is no key 'trainer[nope]'",
         ),
         (
+            "trainer: {seed: '${.total_steps} ${.save_freq}', total_steps: '${trainer[nope]}', "
+            "save_freq: '${.test_freq}', test_freq: 1}",
+            "trainer.total_steps=${trainer[nope]} ({file}): there is no key 'trainer[nope]'",
+        ),
+        (
             "trainer: {seed: '???'}",
             "trainer.seed=??? ({file}): Missing mandatory value: trainer.seed",
         ),
