@@ -21,8 +21,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --no-build-isolation
 pinned   = $(shell grep '^$(1)==' requirements.lock)
 digest   = $(shell cat $(1) | sha256sum | cut -c 1-12)
-# Compiles on all cores (pip would use one). With PYTHONDONTWRITEBYTECODE set, every process would otherwise compile its imports, for 10 s or more.
-# Its exit status is ignored, because some packages contain files for other Python versions.
+# Compiles on all cores (pip would use one). Its exit status is ignored, because some packages contain files for other Python versions.
 COMPILED = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 RUNTIME := $(VENV)/.runtime-$(TORCH_BUILD)-$(call digest,requirements.lock)
 VLLM    := $(VENV)/.vllm-$(call digest,requirements.lock requirements-vllm.lock)
@@ -41,6 +40,8 @@ install = { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo "Insta
 
 export OMP_NUM_THREADS := 1
 export PIP_ROOT_USER_ACTION := ignore
+# Many images set it; every process would then compile the sources that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo 'make demo       train the shipped policy on Meta-World and see it get better'

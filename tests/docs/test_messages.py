@@ -1,6 +1,7 @@
 """Messages that the documents quote are in the source, word by word."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ def template(node: ast.expr) -> str | None:
     return None
 
 
+@functools.cache
 def templates() -> list[str]:
+    """Those of all packages: parsed when a test asks, as every process collects every test."""
     return [
         text.strip()
         for package in PACKAGES
@@ -32,7 +35,6 @@ def templates() -> list[str]:
     ]
 
 
-TEMPLATES = templates()
 QUOTES = [block for block in blocks(REPOSITORY) if block.language == "message"]
 
 
@@ -40,7 +42,7 @@ QUOTES = [block for block in blocks(REPOSITORY) if block.language == "message"]
 def test_a_quoted_message_is_in_the_source(quote) -> None:
     """Parts between two holes stand in one message, in this order."""
     parts = [part.strip(" .") for part in quote.code.strip().split(HOLE)]
-    for text in TEMPLATES:
+    for text in templates():
         place = 0
         for part in parts:
             place = text.find(part, place)
