@@ -4,7 +4,7 @@ The checks are cheap enough for every chunk. Each function returns a description
 or None. Bounds of a `Box` are not checked, because working simulators overshoot them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium
@@ -63,13 +63,11 @@ def fault_of_observation(
             if not isinstance(observation, Mapping) or set(observation) != set(space.spaces):
                 names = ", ".join(space.spaces)
                 return f"{where} is {_shown(observation)} instead of a dict with {names}"
-            parts = ((name, observation[name], part) for name, part in space.spaces.items())
+            parts: Iterable[tuple[str | int, gymnasium.Space[Any]]] = space.spaces.items()
         case gymnasium.spaces.Tuple():
             if not isinstance(observation, tuple) or len(observation) != len(space.spaces):
                 return f"{where} is {_shown(observation)} instead of a tuple of {len(space.spaces)}"
-            parts = (
-                (str(index), observation[index], part) for index, part in enumerate(space.spaces)
-            )
+            parts = enumerate(space.spaces)
         case gymnasium.spaces.Box():
             return _fault_of_box(observation, space, where=where)
         case gymnasium.spaces.Text():
@@ -80,8 +78,8 @@ def fault_of_observation(
             if space.contains(observation):
                 return None
             return f"{where} is {_shown(observation)}, which is not in {space}"
-    for name, value, part in parts:
-        fault = fault_of_observation(value, part, where=f"{where}[{name!r}]")
+    for key, part in parts:
+        fault = fault_of_observation(observation[key], part, where=f"{where}[{key!r}]")
         if fault is not None:
             return fault
     return None
@@ -94,7 +92,12 @@ def _fault_of_box(observation: Any, space: gymnasium.spaces.Box, *, where: str) 
         found = f"{observation.dtype} {observation.shape}"
         return f"{where} is {found} instead of {space.dtype} {space.shape}"
     if observation.dtype.kind == "f" and not np.isfinite(observation).all():
-        return NotFinite(f"{where} has NaN or infinite values")
+        places = np.argwhere(~np.isfinite(observation))
+        first = "".join(f"[{index}]" for index in places[0])
+        return NotFinite(
+            f"{where}{first} is {observation[tuple(places[0])]}; {len(places)} of "
+            f"{observation.size} values are NaN or infinite"
+        )
     return None
 
 
@@ -106,10 +109,11 @@ def _fault_of_observations(observation: Any, *, spec: EnvSpec) -> str | None:
             f"observation is {_shown(observation)} instead of one entry for each of "
             f"{spec.num_agents} agents"
         )
-    for entry in observation:
+    for agent, entry in enumerate(observation):
         if entry is None:  # the agent waits
             continue
-        fault = fault_of_observation(entry, spec.observation_space)
+        place = f"observation[{agent}]"
+        fault = fault_of_observation(entry, spec.observation_space, where=place)
         if fault is not None:
             return fault
     return None

@@ -27,8 +27,8 @@ def test_good_results_have_no_fault():
     [
         (np.zeros(3, np.float32), r"float32 \(3,\) instead of float32 \(2,\)"),
         (np.zeros(2, np.float64), r"float64 \(2,\) instead of float32 \(2,\)"),
-        (np.array([0.0, np.nan], np.float32), "NaN or infinite"),
-        (np.array([0.0, np.inf], np.float32), "NaN or infinite"),
+        (np.array([0.0, np.nan], np.float32), r"\[1\] is nan; 1 of 2 values are NaN or infinite"),
+        (np.array([-np.inf, np.nan], np.float32), r"\[0\] is -inf; 2 of 2 values"),
         ([0.0, 0.0], "instead of an array"),
     ],
 )
@@ -98,7 +98,15 @@ def test_other_spaces_check_their_own_observations():
         [gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 255, (2,), np.uint8)]
     )
     assert fault_of_observation((1, np.zeros(2, np.uint8)), nested) is None
-    assert "observation['1']" in (fault_of_observation((1, np.zeros(2, np.int64)), nested) or "")
+    assert "observation[1] is" in (fault_of_observation((1, np.zeros(2, np.int64)), nested) or "")
+
+
+def test_the_observation_of_one_of_several_agents_is_named_by_its_number():
+    spec = dataclasses.replace(SPEC, num_agents=3)
+    bad = {**GOOD, "instruction": 1}
+    assert (fault_of_reset(([None, GOOD, bad], {}), spec=spec) or "").startswith(
+        "observation[2]['instruction'] is int 1 instead of text"
+    )
 
 
 class OldStep(WalkEnv):

@@ -23,7 +23,7 @@ def find_envs() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("NanEnv", "observation['proprioception'] has NaN or infinite values"),
+        ("NanEnv", "values are NaN or infinite"),
         ("WrongShapeEnv", "observation['proprioception'] is float32 (3,) instead of float32 (2,)"),
         ("WrongDtypeEnv", "observation['proprioception'] is float64 (2,) instead of float32 (2,)"),
     ],
