@@ -95,7 +95,7 @@ def _fault_of_box(observation: Any, space: gymnasium.spaces.Box, *, where: str) 
         places = np.argwhere(~np.isfinite(observation))
         first = "".join(f"[{index}]" for index in places[0])
         return NotFinite(
-            f"{where}{first} is {observation[tuple(places[0])]}; {len(places)} of "
+            f"{where}{first} is {np.asarray(observation)[tuple(places[0])]}; {len(places)} of "
             f"{observation.size} values are NaN or infinite"
         )
     return None
