@@ -154,6 +154,7 @@ def _request(url: str, route: str, *, token: str | None, deadline_s: float) -> b
         with urllib.request.build_opener(*handlers).open(request, timeout=deadline_s) as response:
             document: bytes = response.read(MAX_BYTES + 1)
     except urllib.error.HTTPError as error:
+        error.close()  # otherwise its connection stays open as long as the exception is kept
         if error.code == NOT_FOUND or (route == METADATA and error.code not in OF_PROXY):
             return None  # a name is optional
         if error.code in REFUSED_STATUS:

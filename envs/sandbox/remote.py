@@ -100,8 +100,10 @@ class RemoteSandbox:
                 answer = await asyncio.to_thread(self._post, body)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 problem = str(error) or type(error).__name__
-                if isinstance(error, urllib.error.HTTPError) and error.code not in OVERLOADED:
-                    break
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()  # the connection
+                    if error.code not in OVERLOADED:
+                        break
                 continue
             if answer.get("status") in ("Success", "Failed"):
                 return answer

@@ -70,9 +70,9 @@ class EveryOther(Memoryless):
     ("model", "content"),
     [
         ("openvla_oft", {}),
-        ("openvla_oft", {"state": True}),
+        pytest.param("openvla_oft", {"state": True}, marks=pytest.mark.slow),
         ("openvla_oft", {"state": True, "head": True}),
-        ("openvla", {}),
+        pytest.param("openvla", {}, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_moves_the_weights_and_leaves_a_checkpoint_of_the_published_layout(

@@ -28,7 +28,7 @@ CAMERA = "probe_envs:CameraEnv"
 
 pytestmark = pytest.mark.usefixtures("ray_in_this_process")
 # A sound environment answers within milliseconds; a hang is waited for.
-DEADLINE_S = dict.fromkeys(("hang", "stop"), 15.0)
+DEADLINE_S = dict.fromkeys(("hang", "stop"), 5.0)
 
 
 def make_pool(name=WALK, kwargs=None, num_servers=2, envs_per_server=1, **changes):
