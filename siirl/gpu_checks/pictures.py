@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from envs.offscreen import SceneRenderer, make_context
-from envs.render_devices import choose_render_device, gpu_uuids, rank_gpus
+from envs.render_devices import VISIBLE, choose_render_device, egl_devices
 from siirl.gpu_checks.check import Trial
 
 SCENE = """
@@ -24,6 +24,13 @@ SECONDS = 2.0
 
 def frames(trial: Trial) -> None:
     """Frames/s, physics included, of 1 to 16 simulators; the first image's hash."""
+    devices = egl_devices(os.environ.get(VISIBLE))
+    trial.note(egl_devices=len(devices))
+    trial.require(
+        bool(devices) or not trial.on_gpu,
+        "EGL has no device for this GPU. In a container, NVIDIA_DRIVER_CAPABILITIES must include "
+        "graphics",
+    )
     counts = (1, 2, 4, 8, 16) if trial.on_gpu else (1,)
     seconds = SECONDS if trial.on_gpu else 0.2
     for count in counts:
@@ -39,9 +46,8 @@ def frames(trial: Trial) -> None:
 
 def simulate(number: int, seconds: float) -> tuple[str, float]:
     """Hash of the first image, and frames/s, of one process."""
-    choose_render_device(
-        number=number, gpus=rank_gpus(os.environ, gpu_uuids()), machine=os.uname().nodename
-    )
+    gpus = egl_devices(os.environ.get(VISIBLE))
+    choose_render_device(number=number, gpus=gpus, machine=os.uname().nodename)
     context: Any = make_context(SIZE)
     import mujoco
 
