@@ -31,7 +31,7 @@ CHECKS = (
         f"{_HERE}.updates:as_on_cpu",
         45,
     ),
-    Check("log_prob_gap", "acting and training log-probs", f"{_HERE}.updates:log_prob_gap", 45),
+    Check("log_prob_gap", "acting and training log-probs", f"{_HERE}.agreement:log_prob_gap", 45),
     Check("determinism", "the same update twice", f"{_HERE}.updates:twice", 30),
     Check("sync", "weights to the acting copy", f"{_HERE}.weight_transfer:to_acting_copy", 30),
     Check(

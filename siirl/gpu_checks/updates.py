@@ -1,6 +1,5 @@
-"""Updates of the shipped models: equal to the CPU's, repeatable, and with log-probs that agree."""
+"""Updates of the shipped models: equal to the CPU's, and repeatable."""
 
-import asyncio
 import functools
 import time
 from collections.abc import Callable
@@ -15,10 +14,6 @@ from siirl.algos.sampling import Sampling, draw
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.rollout.acting import ActRequest
-from siirl.engine.rollout.generation import GenerationRequest
-from siirl.engine.rollout.hf.hf_engine import HFEngine
-from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.training.batch_loss import BatchLoss, TrainStep
 from siirl.engine.training.compiled_blocks import COMPILER
 from siirl.engine.training.rank_device import set_deterministic
@@ -26,7 +21,6 @@ from siirl.engine.training.train_engine import TrainEngine
 from siirl.files.paths import find
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import texts, trajectories
-from siirl.models.chat import load_chat_tokenizer
 from siirl.models.checksum import checksum
 from siirl.models.language_model import load_language_model
 from siirl.models.tiny_vla import load_policy
@@ -36,7 +30,6 @@ from siirl.params.packages import has_compilers
 
 TINY_LM, TINY_VLA = "assets/tiny_lm", "assets/tiny_vla"
 FLOAT32_BOUND = 1e-3  # of a gradient's norm: allows for another order of sums
-GAP_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # mean log-prob; the bounds of a run
 LEARNING_RATE = 1e-4
 
 
@@ -207,91 +200,3 @@ def twice(trial: Trial) -> None:
     uniforms_N = torch.rand(8, device=trial.device)
     tokens = [draw(probabilities_NV, uniforms_N, sampling=Sampling(top_p=0.9)) for _ in range(2)]
     trial.require(torch.equal(*tokens), f"the same numbers drew {tokens[0]} and {tokens[1]}")
-
-
-def log_prob_gap(trial: Trial) -> None:
-    """Log-probs of acting and of training with the same weights agree in the mean."""
-    bound = GAP_BOUNDS[trial.dtype]
-    for name, gap in (("grpo", _text_gap(trial)), ("srpo", _policy_gap(trial))):
-        trial.note(**{name: gap})
-        trial.require(gap <= bound, f"{name}: mean gap {gap:.2g}, rounding explains {bound:.2g}")
-
-
-def _text_gap(trial: Trial) -> float:
-    model = load_language_model(TINY_LM).to(trial.device)
-    engine = engine_of(model, text_scorer, device=trial.device, dtype=trial.dtype)
-    acting = HFEngine(
-        model=model,
-        tokenizer=load_chat_tokenizer(TINY_LM),
-        compute_dtype=engine.compute_dtype,
-    )
-    prompts = text_batch()["prompts"].tolist()
-
-    async def everybody() -> list[Any]:
-        requests = [
-            GenerationRequest(str(row), tuple(ids), max_new_tokens=8, seed=(0, row))
-            for row, ids in enumerate(prompts)
-        ]
-        return await asyncio.gather(*(acting.agenerate(request) for request in requests))
-
-    found = asyncio.run(everybody())
-    batch = texts(prompts, [response.tokens.tolist() for response in found], pad=256)
-    trained_BT = engine.forward(batch, lambda scores, _: scores.log_probs_BT).cpu()
-    gaps = [
-        np.abs(trained_BT[row, : len(response.tokens)].numpy() - response.log_probs)
-        for row, response in enumerate(found)
-    ]
-    return float(np.concatenate(gaps).mean())
-
-
-def _policy_gap(trial: Trial) -> float:
-    policy = load_policy(find(TINY_VLA)).to(trial.device)
-    engine = engine_of(policy, embodied_scorer, device=trial.device, dtype=trial.dtype)
-    batch = policy_batch()
-    acting = EmbodiedEngine(
-        policy=policy,
-        temperature=1.0,
-        lockstep=False,
-        batch_rows=64,
-        compute_dtype=engine.compute_dtype,
-    )
-    acted_BT, trained_BT = acted_and_trained(acting, engine, batch)
-    return float((acted_BT - trained_BT).abs().mean())
-
-
-def acted_and_trained(
-    acting: EmbodiedEngine, engine: TrainEngine[Any], batch: TensorDict
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs [B, T] of the greedy tokens of `batch`: of acting, and of training on them.
-
-    The tokens become the batch's responses.
-    """
-    found = act_all(acting, requests_of(batch))
-    shape = batch["responses"].shape
-    batch["responses"] = torch.from_numpy(np.stack([each.choices for each in found])).view(shape)
-    acted_BT = torch.from_numpy(np.stack([each.log_probs for each in found])).view(shape)
-    return acted_BT, engine.forward(batch, lambda scores, _: scores.log_probs_BT).cpu()
-
-
-def requests_of(batch: TensorDict) -> list[ActRequest]:
-    """A greedy request for each observation of `batch`, in its order."""
-    return [
-        ActRequest(
-            f"{row}-{chunk}",
-            batch["pixel_values"][row, chunk].numpy(),
-            batch["proprioception"][row, chunk].numpy(),
-            batch["instruction_ids"][row].numpy(),
-            None,
-        )
-        for row in range(len(batch))
-        for chunk in range(batch["pixel_values"].shape[1])
-    ]
-
-
-def act_all(engine: EmbodiedEngine, requests: list[ActRequest]) -> list[Any]:
-    """Responses to all requests, sent at once."""
-
-    async def everybody() -> list[Any]:
-        return await asyncio.gather(*(engine.act(request) for request in requests))
-
-    return asyncio.run(everybody())

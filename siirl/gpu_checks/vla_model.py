@@ -5,15 +5,14 @@ import torch
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.training.device_peaks import peak_of
+from siirl.gpu_checks.agreement import act_all, requests_of
 from siirl.gpu_checks.check import CheckSkipped, Trial
 from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes
 from siirl.gpu_checks.shapes import QUESTION, observations, openvla, openvla_config, trajectories
 from siirl.gpu_checks.updates import (
-    act_all,
     compiler_of,
     compiles,
     engine_of,
-    requests_of,
     timed_update,
 )
 from siirl.models.flops import ADAPTERS, TRAINED_WEIGHTS

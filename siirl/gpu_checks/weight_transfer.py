@@ -1,5 +1,6 @@
 """Checksums of weights on CPU and device, and the transfer of weights to acting copies."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from multiprocessing import get_context
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from siirl.engine.actor.text_scorer import text_scorer
+from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import (
@@ -124,11 +126,13 @@ def _receive(sender: Connection, device: torch.device) -> None:
 
 
 def to_vllm(trial: Trial) -> None:
-    """Weights of the shipped model reach vLLM, which holds its own copy."""
-    from siirl.engine.rollout.vllm.vllm_engine import VLLMEngine
+    """Weights of the shipped model reach vLLM's own process, before and after it has slept, and
+    vLLM answers with them.
+    """
+    from siirl.engine.rollout.vllm.async_vllm_engine import AsyncVLLMEngine
 
     model = load_language_model(TINY_LM).to(trial.device)
-    engine = VLLMEngine(
+    engine = AsyncVLLMEngine(
         model=model,
         tokenizer=load_chat_tokenizer(TINY_LM),
         temperature=1.0,
@@ -143,8 +147,20 @@ def to_vllm(trial: Trial) -> None:
     )
     try:
         _sync(trial, model, acting=engine, engine=engine)
+        free = _free_bytes(trial)
+        engine.rest()
+        trial.note(freed_bytes_by_sleep=_free_bytes(trial) - free)
+        _sync(trial, model, acting=engine, engine=engine)
+        request = GenerationRequest("1", tuple(b"12+30="), max_new_tokens=8, seed=(0, 0))
+        answer = asyncio.run(engine.agenerate(request))
+        trial.require(len(answer.tokens) == 8, f"vLLM answered {len(answer.tokens)} tokens of 8")
     finally:
         engine.close()
+
+
+def _free_bytes(trial: Trial) -> int:
+    """Memory of the GPU that no process holds; 0 on a CPU."""
+    return torch.cuda.mem_get_info(trial.device)[0] if trial.on_gpu else 0
 
 
 def _sync(trial: Trial, model: LanguageModel, *, acting: object, engine: object) -> None:

@@ -11,7 +11,7 @@ from tiny_training import make_engine, weights
 from envs.registry import env_spec
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.training.weight_sync import acting_copy
-from siirl.gpu_checks.updates import acted_and_trained
+from siirl.gpu_checks.agreement import acted_and_trained
 from siirl.models import openvla_vision
 from siirl.models.policy_loader import build_policy
 from tests.engine.test_openvla_over_ranks import trajectories

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +14,10 @@ from siirl.engine.training.weight_buckets import (
     MappedBuffers,
     SharedMemory,
     receive,
+    require_peer_access,
 )
 from siirl.engine.training.weight_buckets import send as send_rows
+from siirl.errors import ConfigError
 from siirl.models.checksum import RunningChecksum, checksum
 from siirl.models.weight_rows import Assembly, in_rows
 
@@ -173,3 +176,11 @@ def sent_and_received(ranks):
 def test_a_broadcast_reaches_every_other_rank_of_the_group():
     one, other = run_on_ranks(sent_and_received)
     assert one == other == checksum(weights())
+
+
+def test_gpus_that_cannot_read_the_senders_memory_are_refused_by_number(monkeypatch):
+    connected = {(1, 0)}
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *two: two in connected)
+    require_peer_access(torch.device("cuda", 0), num_gpus=2)
+    with pytest.raises(ConfigError, match=r"GPU 2, 3 of this rank cannot read .* GPU 0, .*size=1"):
+        require_peer_access(torch.device("cuda", 0), num_gpus=4)

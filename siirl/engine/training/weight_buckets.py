@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import distributed
 
+from siirl.errors import ConfigError
 from siirl.models.checksum import RunningChecksum
 from siirl.models.weight_rows import Rows
 
@@ -208,6 +209,28 @@ class CudaIpc:
         """See `WeightTransport`."""
         self.handle = None
         torch.cuda.ipc_collect()
+
+
+def require_peer_access(device: torch.device, *, num_gpus: int) -> None:
+    """Refuse GPUs that could not read a bucket of `CudaIpc`, which is in the memory of `device`.
+
+    Args:
+        device: The sender's GPU.
+        num_gpus: Number of GPUs that read it: those of one engine, from the process's first on.
+
+    Raises:
+        ConfigError: One of them has no peer access to `device`.
+    """
+    place = device.index or 0
+    others = [number for number in range(num_gpus) if number != place]
+    apart = [str(gpu) for gpu in others if not torch.cuda.can_device_access_peer(gpu, place)]
+    if apart:
+        raise ConfigError(
+            f"GPU {', '.join(apart)} of this rank cannot read the memory of its GPU {place}, "
+            "through which an engine on several GPUs gets weights: set "
+            "actor_rollout_ref.rollout.tensor_model_parallel_size=1, or use GPUs that "
+            "`nvidia-smi topo -p2p r` shows as connected."
+        )
 
 
 class MappedBuffers:

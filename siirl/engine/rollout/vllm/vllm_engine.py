@@ -33,6 +33,7 @@ from siirl.engine.rollout.vllm.vllm_settings import (
 )
 from siirl.engine.training.network import on_loopback
 from siirl.engine.training.port_guard import guard_new_ports
+from siirl.engine.training.weight_buckets import require_peer_access
 from siirl.engine.training.weight_sync import ChecksumPair
 from siirl.errors import ConfigError, InvariantError
 from siirl.models.adapters import adapters_first
@@ -99,7 +100,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
         device: Device on which vLLM computes; None: the device of the weights.
 
     Raises:
-        ConfigError: vLLM is not installed.
+        ConfigError: vLLM is not installed, or some of the GPUs cannot read the first one's memory.
         RunFailed: vLLM does not start.
     """
 
@@ -135,6 +136,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
         self.longest = model.max_length
         self.dtype = compute_dtype or weight.dtype
         self.device = weight.device if device is None else device
+        if self.device.type == "cuda":
+            require_peer_access(self.device, num_gpus=num_gpus)
         self.bucket_bytes = bucket_bytes
         self.sleeps = sleeps and self.device.type != "cpu"
         self.asleep = False
