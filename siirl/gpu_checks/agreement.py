@@ -1,10 +1,7 @@
 """Log-probs of acting and of training agree, if one module does both and if a copy acts."""
 
 import asyncio
-import importlib.util
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,10 +14,11 @@ from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
-from siirl.engine.training.collectives import Collectives, OneProcess, join, leave
+from siirl.engine.training.collectives import Collectives, OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import acting_copy
 from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.process_group import group_of_one, lacks_group
 from siirl.gpu_checks.shapes import texts
 from siirl.gpu_checks.updates import JOBS, TINY_LM, compiler_of, engine_of
 from siirl.models.chat import load_chat_tokenizer
@@ -39,12 +37,13 @@ def log_prob_gap(trial: Trial) -> None:
     """
     for job in JOBS:
         _compare(trial, job, figure=job, ranks=OneProcess(), compiler=None)
-    if not trial.on_gpu and importlib.util.find_spec("psutil") is None:
-        trial.note(copy="not installed: psutil, which finds gloo's open ports")
+    lacking = lacks_group(trial)
+    if lacking is not None:
+        trial.note(copy=lacking)
         return
     compiler = compiler_of(trial)
     for job in JOBS:
-        with _group(trial) as ranks:
+        with group_of_one(trial) as ranks:
             _compare(trial, job, figure=f"{job}_copy", ranks=ranks, compiler=compiler)
 
 
@@ -68,24 +67,6 @@ def _compare(
     bound = log_prob_gap_bound(settings, on_gpu=trial.on_gpu)
     trial.note(**{figure: gap})
     trial.require(gap <= bound, f"{figure}: mean gap {gap:.2g}, rounding explains {bound:.2g}")
-
-
-@contextmanager
-def _group(trial: Trial) -> Iterator[Collectives]:
-    """A process group with this process as its only rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = join(
-            rank=0,
-            world_size=1,
-            init_method=f"file://{folder}/rendezvous",
-            device=trial.device,
-            backend="nccl" if trial.on_gpu else "gloo",
-            force_group=True,
-        )
-        try:
-            yield ranks
-        finally:
-            leave(ranks)
 
 
 def _text_gap(module: Any, engine: TrainEngine[Any], batch: TensorDict) -> float:

@@ -33,6 +33,12 @@ CHECKS = (
     ),
     Check("log_prob_gap", "acting and training log-probs", f"{_HERE}.agreement:log_prob_gap", 45),
     Check("determinism", "the same update twice", f"{_HERE}.updates:twice", 30),
+    Check(
+        "checkpoint",
+        "a resumed run has the weights of one that went on",
+        f"{_HERE}.checkpoints:resumed",
+        45,
+    ),
     Check("sync", "weights to the acting copy", f"{_HERE}.weight_transfer:to_acting_copy", 30),
     Check(
         "sync_process",

@@ -1,6 +1,5 @@
 """Process groups: NCCL on GPUs, gloo on a CPU, FSDP2 on both; one rank, and one for each GPU."""
 
-import importlib.util
 import pickle
 import tempfile
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch import multiprocessing
 from siirl.engine.training.collectives import GroupOfProcesses, join, leave
 from siirl.engine.training.rank_device import prepare_device
 from siirl.gpu_checks.check import CheckSkipped, Trial
+from siirl.gpu_checks.process_group import lacks_group
 from siirl.gpu_checks.updates import JOBS, distance, gradient_engine_of, update
 
 GRADIENT_BOUND = 1e-4  # share of the norm, in float32: allows for another order of sums
@@ -18,8 +18,9 @@ GRADIENT_BOUND = 1e-4  # share of the norm, in float32: allows for another order
 
 def reduction(trial: Trial) -> None:
     """A forced group of one rank, and all ranks, train as a single process does."""
-    if not trial.on_gpu and importlib.util.find_spec("psutil") is None:
-        raise CheckSkipped("not installed: psutil, which finds gloo's open ports")
+    lacking = lacks_group(trial)
+    if lacking is not None:
+        raise CheckSkipped(lacking)
     load, scorer, make_batch = JOBS["srpo"]
     torch.manual_seed(0)
     batch = make_batch()
