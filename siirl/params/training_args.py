@@ -43,8 +43,8 @@ class TrainingArguments:
     )
     gpu_memory_gib: float | None = option(
         None,
-        "Memory of a GPU in GiB, into which the plan must fit; null: that of this machine's GPUs; "
-        "without GPUs there is no check.",
+        "Memory of a GPU in GiB, into which the plan must fit. This machine's smallest GPU bounds "
+        "it, unless cluster.address names other machines; null: that GPU alone, or no check.",
         why="a job for other machines can be checked anywhere",
         above=0,
     )

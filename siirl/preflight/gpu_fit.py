@@ -16,6 +16,7 @@ from siirl.params.domains import is_text
 from siirl.params.key_names import ACTOR, MODEL
 from siirl.params.sizes import GIB
 from siirl.params.training_args import SiiRLArguments
+from siirl.preflight.machine import Gpu
 from siirl.preflight.memory import Parts
 from siirl.preflight.model_shapes import ModelShape
 from siirl.preflight.rank_memory import (
@@ -38,7 +39,7 @@ def gpu_problems(
     config: SiiRLArguments,
     spec: EnvSpec,
     *,
-    gpu_bytes: float | None,
+    gpu: Gpu | None,
     shape: ModelShape | None = None,
 ) -> list[SiirlError]:
     """Refuse a job that does not fit its GPUs, with the settings that would.
@@ -46,32 +47,33 @@ def gpu_problems(
     Args:
         config: Configuration of the job.
         spec: Spec of the environment.
-        gpu_bytes: Memory of a GPU; None without a GPU, or if it is unknown.
+        gpu: The GPU of a rank; None without a GPU, or if its memory is unknown.
         shape: Shape of the model; None: read it from `actor_rollout_ref.model.path`.
     """
-    if gpu_bytes is None:
+    if gpu is None:
         return []
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
     table = rank_memory(config, spec, shape=shape)
-    if table is None or table.peak[1] <= USABLE * gpu_bytes:
+    if table is None or table.peak[1] <= USABLE * gpu.memory_bytes:
         return []
     phase, needed = table.peak
     parts = (*table.held, *dict(table.phases)[phase])
     largest = tuple(sorted(parts, key=lambda part: part[1], reverse=True))
-    remedy = _remedy(config, spec, shape=shape, gpu_bytes=gpu_bytes)
+    remedy = _remedy(config, spec, shape=shape, gpu_bytes=gpu.memory_bytes)
     return [
         ConfigError(
             f"A rank needs about {gib(needed)} of GPU memory in its {phase} ({_listed(largest)}), "
-            f"but a GPU has {gib(gpu_bytes)}, of which the plan may use {USABLE:.0%}. {remedy}"
+            f"but {gpu.name} has {gib(gpu.memory_bytes)}, of which the plan may use {USABLE:.0%}. "
+            f"{remedy}"
         )
     ]
 
 
-def table_lines(table: RankMemory, *, gpu_bytes: float) -> list[tuple[str, str]]:
+def table_lines(table: RankMemory, *, gpu: Gpu) -> list[tuple[str, str]]:
     """Topics and texts for the plan: the peak with the memory held throughout, then each phase."""
     phase, peak = table.peak
     first = (
-        f"about {gib(peak)} of {gib(gpu_bytes)} in its {phase}, estimated; throughout "
+        f"about {gib(peak)} of {gib(gpu.memory_bytes)} in its {phase}, estimated; throughout "
         f"{_listed(table.held)}"
     )
     phases = [("", f"{name}: {_listed(parts)}") for name, parts in table.phases if parts]

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from envs.base import EnvSpec
@@ -36,6 +37,15 @@ OPENGL_TIMEOUT_S = 60
 THREADS_PER_CORE = 4
 # processes often wait for each other; the shipped jobs have at most four per core
 PROCESSES_PER_CORE = 8
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU into which the plan must fit."""
+
+    memory_bytes: float
+    name: str = "a GPU"
+    """As the subject of a sentence."""
 
 
 def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
@@ -96,19 +106,28 @@ def has_nvidia_driver(driver: Path = NVIDIA_DRIVER) -> bool:
     return driver.is_dir() or shutil.which("nvidia-smi") is not None
 
 
-def gpu_bytes(cluster: ClusterArguments, trainer: TrainingArguments) -> float | None:
-    """Memory of a GPU: as configured, else that of this machine's smallest GPU. None without a GPU,
-    or if ranks run on other machines.
+def planned_gpu(
+    cluster: ClusterArguments,
+    trainer: TrainingArguments,
+    *,
+    slots: Callable[[], tuple[int, str]],
+) -> Gpu | None:
+    """The GPU into which a rank must fit: the smallest of this machine, or with less memory if
+    `trainer.gpu_memory_gib` states less. With `cluster.address`, or without a GPU in this machine,
+    only the stated memory is known; None without it. `slots` is `device_slots`.
     """
-    stated = trainer.gpu_memory_gib
-    if stated is not None:
-        return stated * GIB
-    slots, kind = device_slots()
-    if kind != "GPU" or cluster.address is not None:
-        return None
-    import torch
+    found = []
+    if trainer.gpu_memory_gib is not None:
+        found.append(Gpu(trainer.gpu_memory_gib * GIB, "a GPU of trainer.gpu_memory_gib"))
+    number, kind = slots()
+    if kind == "GPU" and cluster.address is None:
+        import torch
 
-    return float(min(torch.cuda.get_device_properties(n).total_memory for n in range(slots)))
+        properties = map(torch.cuda.get_device_properties, range(number))
+        found += [
+            Gpu(float(each.total_memory), f"this machine's {each.name}") for each in properties
+        ]
+    return min(found, key=lambda gpu: gpu.memory_bytes, default=None)
 
 
 def free_memory_bytes() -> int:

@@ -243,7 +243,7 @@ def _needs(
     plays: bool,
 ) -> Needs:
     """Needs of a group; one that does not play (`plays`) records no videos."""
-    on_gpu, models = machine.gpu_bytes is not None, 1 + has_critic
+    on_gpu, models = machine.gpu is not None, 1 + has_critic
     return Needs(
         memory_parts=training_memory(config, spec, models=models, on_gpu=on_gpu),
         rank_memory=rank_memory(config, spec) if on_gpu else None,

@@ -7,6 +7,7 @@ Left out: computing them (`siirl.preflight.make_plan`), and the plan as text
 from dataclasses import dataclass
 
 from siirl.preflight.group_placement import GroupPlan
+from siirl.preflight.machine import Gpu
 from siirl.preflight.memory import total
 from siirl.preflight.rank_memory import RankMemory
 
@@ -19,8 +20,8 @@ class Machine:
     cores: int
     speed: float = 1.0
     """Speed relative to the benchmarks' machine (`duration.measured_speed`)."""
-    gpu_bytes: float | None = None
-    """Memory of a GPU; None without a GPU, or if it is unknown."""
+    gpu: Gpu | None = None
+    """None without a GPU, or if its memory is unknown."""
 
 
 @dataclass(frozen=True)

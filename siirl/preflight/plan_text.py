@@ -44,8 +44,8 @@ def render(plan: Plan, *, columns: int = USUAL_COLUMNS) -> str:
             f"about {size_text(plan.needs.memory_bytes)}, estimated ({_render_memory(plan)})",
         ),
         *(
-            table_lines(plan.needs.rank_memory, gpu_bytes=plan.machine.gpu_bytes)
-            if plan.needs.rank_memory and plan.machine.gpu_bytes
+            table_lines(plan.needs.rank_memory, gpu=plan.machine.gpu)
+            if plan.needs.rank_memory and plan.machine.gpu
             else ()
         ),
         (

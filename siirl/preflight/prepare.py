@@ -33,9 +33,10 @@ from siirl.preflight.duration import measured_speed
 from siirl.preflight.gpu_fit import gpu_problems
 from siirl.preflight.group_placement import GroupPlan, place
 from siirl.preflight.machine import (
+    device_slots,
     free_memory_bytes,
-    gpu_bytes,
     machine_problems,
+    planned_gpu,
     total_memory_bytes,
 )
 from siirl.preflight.make_plan import make_plan, plan_of_groups
@@ -163,7 +164,7 @@ def _plan(
         free_memory_bytes=free_memory_bytes(),
         cores=len(os.sched_getaffinity(0)),
         speed=measured_speed(),
-        gpu_bytes=gpu_bytes(config.cluster, config.trainer),
+        gpu=planned_gpu(config.cluster, config.trainer, slots=device_slots),
     )
     # the horizon is known once the policy is built
     loss = ActorLoss(config.actor_rollout_ref.actor, horizon=1)
@@ -181,7 +182,7 @@ def _plan(
         group=group,
         episodes_of=player,
     )
-    refuse(gpu_problems(config, spec, gpu_bytes=machine.gpu_bytes))
+    refuse(gpu_problems(config, spec, gpu=machine.gpu))
     refuse(
         simulation_problems(
             config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes()

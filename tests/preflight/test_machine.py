@@ -3,16 +3,21 @@
 import dataclasses
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from envs.registry import env_spec
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.cluster_args import ClusterArguments
 from siirl.params.parser import parse_config
+from siirl.params.sizes import GIB
 from siirl.preflight.machine import (
+    Gpu,
     compile_problems,
     device_problems,
     device_slots,
@@ -21,6 +26,7 @@ from siirl.preflight.machine import (
     machine_problems,
     offload_problems,
     opengl_problems,
+    planned_gpu,
     process_problems,
     require_linux,
     tensor_parallel_problems,
@@ -230,6 +236,46 @@ def test_nothing_leaves_a_gpu_on_a_machine_without_one() -> None:
     assert refused(*words, slots=gpus) == []
     assert refused(*words, "cluster.address=10.0.0.1:6379", slots=cpus) == []
     assert refused(slots=cpus) == []
+
+
+@pytest.fixture
+def gpu_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gpu | None]:
+    """The GPU of a plan on a machine with an NVIDIA A10 and a GPU of 80 GB, or with none."""
+    seen = (
+        SimpleNamespace(name="NVIDIA H100", total_memory=79 * GIB),
+        SimpleNamespace(name="NVIDIA A10", total_memory=22 * GIB),
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", seen.__getitem__)
+
+    def planned(*words: str, slots: tuple[int, str] = (2, "GPU")) -> Gpu | None:
+        config = parse_config([*NO_DRAWING, *words])
+        return planned_gpu(config.cluster, config.trainer, slots=lambda: slots)
+
+    return planned
+
+
+def test_a_smaller_gpu_of_this_machine_bounds_the_stated_memory(
+    gpu_of: Callable[..., Gpu | None],
+) -> None:
+    a10 = Gpu(22 * GIB, "this machine's NVIDIA A10")
+    assert gpu_of() == a10
+    assert gpu_of("trainer=gpu_libero_one") == a10
+
+
+def test_the_stated_memory_lowers_that_of_the_gpu(gpu_of: Callable[..., Gpu | None]) -> None:
+    stated = gpu_of("trainer.gpu_memory_gib=16")
+    assert stated == Gpu(16 * GIB, "a GPU of trainer.gpu_memory_gib")
+
+
+def test_for_other_machines_the_stated_memory_is_used_alone(
+    gpu_of: Callable[..., Gpu | None],
+) -> None:
+    stated, address = "trainer.gpu_memory_gib=79", "cluster.address=10.0.0.1:6379"
+    for words, slots in (((stated,), (4, "CPU core")), ((stated, address), (2, "GPU"))):
+        gpu = gpu_of(*words, slots=slots)
+        assert gpu is not None and gpu.memory_bytes == 79 * GIB
+    assert gpu_of(slots=(4, "CPU core")) is None
+    assert gpu_of(address) is None
 
 
 def compiled(*overrides: str, compilers: bool) -> list[str]:

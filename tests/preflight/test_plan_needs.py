@@ -13,6 +13,7 @@ from envs.libero.libero_env import MEMORY, STAND_IN_MEMORY
 from siirl.params.parser import parse_config
 from siirl.params.sizes import GIB
 from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed
+from siirl.preflight.machine import Gpu
 from siirl.preflight.plan import Machine, ResumePoint
 from siirl.preflight.plan_text import render
 from siirl.preflight.rank_memory import RankMemory
@@ -221,7 +222,7 @@ def test_the_plan_lists_what_a_gpu_holds_where_its_memory_is_known() -> None:
     plan = dataclasses.replace(
         plan,
         needs=dataclasses.replace(plan.needs, rank_memory=table),
-        machine=dataclasses.replace(plan.machine, gpu_bytes=8.0 * GIB),
+        machine=dataclasses.replace(plan.machine, gpu=Gpu(8.0 * GIB)),
     )
     told = one_line(render(plan))
     assert "a GPU about 4.0 GiB of 8.0 GiB in its update, estimated; throughout weights" in told

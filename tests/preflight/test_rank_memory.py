@@ -17,6 +17,7 @@ from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
 from siirl.params.sizes import GIB
 from siirl.preflight.gpu_fit import gpu_problems
+from siirl.preflight.machine import Gpu
 from siirl.preflight.model_shapes import (
     NumberSizes,
     Stack,
@@ -44,7 +45,7 @@ QWEN3 = {
     **{"num_key_value_heads": 8, "tie_word_embeddings": False},
 }
 OPENVLA = {"text_config": LLAMA_7B, "timm_model_ids": list(ENCODERS_7B)}
-EIGHTY_GB = 79 * GIB
+EIGHTY_GB = Gpu(79 * GIB)
 
 
 @pytest.fixture
@@ -278,7 +279,7 @@ def test_fewer_chunks_a_pass_need_less_memory_and_are_a_remedy(folder: Any) -> N
         "actor_rollout_ref.actor.micro_batch_size=3",
     )
     config = libero(folder(OPENVLA), *words, trainer="gpus_libero")
-    (problem,) = gpu_problems(config, LIBERO_10, gpu_bytes=EIGHTY_GB)
+    (problem,) = gpu_problems(config, LIBERO_10, gpu=EIGHTY_GB)
     assert "or actor_rollout_ref.actor.micro_batch_chunks=8" in str(problem)
 
 
@@ -290,7 +291,7 @@ def test_presets_of_libero_fit_80_gb_with_openvla_7b(folder: Any, trainer: str, 
     assert table is not None
     assert table.peak[0] == "update"
     assert table.peak[1] / GIB == pytest.approx(gib, abs=0.5)
-    assert gpu_problems(config, LIBERO_10, gpu_bytes=EIGHTY_GB) == []
+    assert gpu_problems(config, LIBERO_10, gpu=EIGHTY_GB) == []
 
 
 def test_the_preset_of_text_fits_80_gb_with_qwen_7b(folder: Any) -> None:
@@ -302,19 +303,28 @@ def test_the_preset_of_text_fits_80_gb_with_qwen_7b(folder: Any) -> None:
     phases = {name: (held + sum(dict(parts).values())) / GIB for name, parts in table.phases}
     assert phases["update"] == pytest.approx(33.2, abs=0.5)
     assert phases["rollout"] == pytest.approx(52.8, abs=0.5)
-    assert gpu_problems(config, QUESTIONS, gpu_bytes=EIGHTY_GB) == []
+    assert gpu_problems(config, QUESTIONS, gpu=EIGHTY_GB) == []
 
 
 def test_all_weights_on_one_gpu_are_refused_and_the_remedies_fit(folder: Any) -> None:
     path = folder(OPENVLA)
     config = libero(path, "actor_rollout_ref.model.lora.rank=0", trainer="gpu_libero_one")
-    (problem,) = gpu_problems(config, LIBERO_10, gpu_bytes=EIGHTY_GB)
+    (problem,) = gpu_problems(config, LIBERO_10, gpu=EIGHTY_GB)
     told = "These settings fit: trainer.n_gpus_per_node=8; or actor_rollout_ref.model.lora.rank=32"
     assert told in str(problem)
     for remedy in ("trainer.n_gpus_per_node=8", "actor_rollout_ref.model.lora.rank=32"):
         words = ("actor_rollout_ref.model.lora.rank=0", remedy)
         changed = libero(path, *words, trainer="gpu_libero_one")
-        assert gpu_problems(changed, LIBERO_10, gpu_bytes=EIGHTY_GB) == []
+        assert gpu_problems(changed, LIBERO_10, gpu=EIGHTY_GB) == []
+
+
+def test_a_refusal_names_the_gpu_that_the_job_does_not_fit(folder: Any) -> None:
+    config = libero(folder(OPENVLA), trainer="gpu_libero_one")
+    gpu = Gpu(22.5 * GIB, "this machine's NVIDIA A10")
+    (problem,) = gpu_problems(config, LIBERO_10, gpu=gpu)
+    assert "but this machine's NVIDIA A10 has 22.5 GiB, of which the plan may use 90%" in str(
+        problem
+    )
 
 
 def test_activations_that_do_not_fit_are_recomputed_or_cut(folder: Any) -> None:
@@ -322,7 +332,7 @@ def test_activations_that_do_not_fit_are_recomputed_or_cut(folder: Any) -> None:
         "actor_rollout_ref.model.gradient_checkpointing=false",
         "actor_rollout_ref.actor.micro_batch_tokens=32768",
     )
-    (problem,) = gpu_problems(text(folder(QWEN), *words), QUESTIONS, gpu_bytes=EIGHTY_GB)
+    (problem,) = gpu_problems(text(folder(QWEN), *words), QUESTIONS, gpu=EIGHTY_GB)
     assert "in its update (activations" in str(problem)
     assert "These settings fit: actor_rollout_ref.model.gradient_checkpointing=true" in str(problem)
     assert "; or actor_rollout_ref.actor.micro_batch_tokens=4024" in str(problem)
@@ -330,7 +340,7 @@ def test_activations_that_do_not_fit_are_recomputed_or_cut(folder: Any) -> None:
 
 def test_a_rollout_that_does_not_fit_gets_a_smaller_cache(folder: Any) -> None:
     config = text(folder(QWEN), "actor_rollout_ref.rollout.kv_cache_gib=60")
-    (problem,) = gpu_problems(config, QUESTIONS, gpu_bytes=EIGHTY_GB)
+    (problem,) = gpu_problems(config, QUESTIONS, gpu=EIGHTY_GB)
     assert "in its rollout (keys and values 60.0 GiB" in str(problem)
     assert "These settings fit: actor_rollout_ref.rollout.kv_cache_gib=1" in str(problem)
 
@@ -344,7 +354,7 @@ def test_an_engine_that_does_not_sleep_holds_its_memory_during_the_update(folder
 
 
 def test_a_model_that_fits_no_number_of_gpus_is_reported(folder: Any) -> None:
-    (problem,) = gpu_problems(text(folder(QWEN)), QUESTIONS, gpu_bytes=4 * GIB)
+    (problem,) = gpu_problems(text(folder(QWEN)), QUESTIONS, gpu=Gpu(4 * GIB))
     assert "use a smaller model" in str(problem)
 
 
@@ -365,8 +375,8 @@ def test_a_row_of_the_first_openvla_has_a_pass_an_action(folder: Any) -> None:
 def test_a_model_of_unknown_architecture_has_no_table(folder: Any) -> None:
     config = text(folder({**QWEN, "model_type": "qwen3_moe"}))
     assert rank_memory(config, QUESTIONS) is None
-    assert gpu_problems(config, QUESTIONS, gpu_bytes=1.0) == []
+    assert gpu_problems(config, QUESTIONS, gpu=Gpu(1.0)) == []
 
 
 def test_without_a_gpu_nothing_is_refused(folder: Any) -> None:
-    assert gpu_problems(text(folder(QWEN)), QUESTIONS, gpu_bytes=None) == []
+    assert gpu_problems(text(folder(QWEN)), QUESTIONS, gpu=None) == []
