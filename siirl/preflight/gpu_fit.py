@@ -4,7 +4,7 @@
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -18,7 +18,7 @@ from siirl.params.sizes import GIB
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.machine import Gpu
 from siirl.preflight.memory import Parts
-from siirl.preflight.model_shapes import ModelShape
+from siirl.preflight.model_shapes import DECODERS, ModelShape
 from siirl.preflight.rank_memory import (
     RankMemory,
     compute_bytes,
@@ -32,6 +32,10 @@ Setting = Mapping[str, Any]
 USABLE = 0.9  # share of a GPU, vLLM's default; the rest covers memory that is left out here
 LORA_RANK = 32  # of OpenVLA-OFT's own fine-tuning (arXiv 2502.19645, appendix)
 MOST_RANKS = 64  # eight machines of eight GPUs: limit of a proposed remedy
+NO_TABLE = (
+    "its memory is not computed: that needs a folder with the config.json of an OpenVLA or of a "
+    f"dense decoder ({', '.join(DECODERS)})"
+)
 FEW_CHUNKS = 8  # observations of a pass: 3,288 places of OpenVLA-OFT, enough to fill a GPU
 
 
@@ -40,6 +44,7 @@ def gpu_problems(
     spec: EnvSpec,
     *,
     gpu: Gpu | None,
+    with_critic: bool = False,
     shape: ModelShape | None = None,
 ) -> list[SiirlError]:
     """Refuse a job that does not fit its GPUs, with the settings that would.
@@ -48,18 +53,28 @@ def gpu_problems(
         config: Configuration of the job.
         spec: Spec of the environment.
         gpu: The GPU of a rank; None without a GPU, or if its memory is unknown.
+        with_critic: Whether the job trains a critic.
         shape: Shape of the model; None: read it from `actor_rollout_ref.model.path`.
     """
     if gpu is None:
         return []
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
-    table = rank_memory(config, spec, shape=shape)
-    if table is None or table.peak[1] <= USABLE * gpu.memory_bytes:
+
+    def needs(setting: Setting) -> RankMemory | None:
+        wanted = changed(config, setting)
+        return rank_memory(wanted, spec, with_critic=with_critic, shape=shape)
+
+    def fits(table: RankMemory | None) -> bool:
+        return table is None or table.peak[1] <= USABLE * gpu.memory_bytes
+
+    table = needs({})
+    if table is None or fits(table):
         return []
     phase, needed = table.peak
     parts = (*table.held, *dict(table.phases)[phase])
     largest = tuple(sorted(parts, key=lambda part: part[1], reverse=True))
-    remedy = _remedy(config, spec, shape=shape, gpu_bytes=gpu.memory_bytes)
+    settings = list(_settings(config, text=is_text(spec), shape=shape, with_critic=with_critic))
+    remedy = _remedy(settings, fits=lambda setting: fits(needs(setting)))
     return [
         ConfigError(
             f"A rank needs about {gib(needed)} of GPU memory in its {phase} ({_listed(largest)}), "
@@ -69,12 +84,17 @@ def gpu_problems(
     ]
 
 
-def table_lines(table: RankMemory, *, gpu: Gpu) -> list[tuple[str, str]]:
-    """Topics and texts for the plan: the peak with the memory held throughout, then each phase."""
+def table_lines(table: RankMemory | None, *, gpu: Gpu) -> list[tuple[str, str]]:
+    """Topics and texts for the plan: the peak with the memory held throughout, then each phase; or
+    that there is no table.
+    """
+    if table is None:
+        return [("a GPU", NO_TABLE)]
     phase, peak = table.peak
+    unknown = f"; not computed: {', '.join(table.left_out)}" if table.left_out else ""
     first = (
         f"about {gib(peak)} of {gib(gpu.memory_bytes)} in its {phase}, estimated; throughout "
-        f"{_listed(table.held)}"
+        f"{_listed(table.held)}{unknown}"
     )
     phases = [("", f"{name}: {_listed(parts)}") for name, parts in table.phases if parts]
     return [("a GPU", first), *phases]
@@ -89,34 +109,23 @@ def _listed(parts: Parts) -> str:
     return ", ".join(f"{name} {gib(size)}" for name, size in parts)
 
 
-def _fits(
-    config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None, gpu_bytes: float
-) -> bool:
-    table = rank_memory(config, spec, shape=shape)
-    return table is not None and table.peak[1] <= USABLE * gpu_bytes
-
-
-def _remedy(
-    config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None, gpu_bytes: float
-) -> str:
+def _remedy(settings: Sequence[Setting], *, fits: Callable[[Setting], bool]) -> str:
     """Each setting that fits alone; if none does, the shortest list of first settings that fits."""
-    settings = list(_settings(config, text=is_text(spec), shape=shape))
-    alone = []
-    for setting in settings:
-        if _fits(changed(config, setting), spec, shape=shape, gpu_bytes=gpu_bytes):
-            alone.append(_words(setting))
+    alone = [_words(setting) for setting in settings if fits(setting)]
     if alone:
         return f"These settings fit: {'; or '.join(alone)}."
     together: dict[str, Any] = {}
     for setting in settings:
         together |= setting
-        if _fits(changed(config, together), spec, shape=shape, gpu_bytes=gpu_bytes):
+        if fits(together):
             return f"These settings fit: {_words(together)}."
     even = f"Not even {_words(together)} makes it fit: " if together else ""
     return f"{even}use a smaller model, or GPUs with more memory."
 
 
-def _settings(config: SiiRLArguments, *, text: bool, shape: ModelShape | None) -> Iterator[Setting]:
+def _settings(
+    config: SiiRLArguments, *, text: bool, shape: ModelShape | None, with_critic: bool
+) -> Iterator[Setting]:
     """Settings that save memory."""
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     rollout = config.actor_rollout_ref.rollout
@@ -125,8 +134,11 @@ def _settings(config: SiiRLArguments, *, text: bool, shape: ModelShape | None) -
         yield {f"{MODEL}.gradient_checkpointing" if text else f"{MODEL}.options.recompute": True}
     if actor.micro_batch_tokens is not None and actor.micro_batch_tokens > row:
         yield {f"{ACTOR}.micro_batch_tokens": row}
-    if actor.micro_batch_tokens is actor.micro_batch_chunks is None and actor.micro_batch_size > 1:
-        yield {f"{ACTOR}.micro_batch_size": 1}
+    if actor.micro_batch_tokens is actor.micro_batch_chunks is None:
+        if actor.micro_batch_size > 1:
+            yield {f"{ACTOR}.micro_batch_size": 1}
+        if with_critic and (config.critic.micro_batch_size or 1) > 1:
+            yield {"critic.micro_batch_size": 1}
     if not text and (actor.micro_batch_chunks or FEW_CHUNKS + 1) > FEW_CHUNKS:
         yield {f"{ACTOR}.micro_batch_chunks": FEW_CHUNKS}
     if shape is not None and rollout.name == "vllm":

@@ -246,7 +246,7 @@ def _needs(
     on_gpu, models = machine.gpu is not None, 1 + has_critic
     return Needs(
         memory_parts=training_memory(config, spec, models=models, on_gpu=on_gpu),
-        rank_memory=rank_memory(config, spec) if on_gpu else None,
+        rank_memory=rank_memory(config, spec, with_critic=has_critic) if on_gpu else None,
         disk_bytes=disk_bytes(
             config.trainer,
             config.actor_rollout_ref.model,

@@ -136,8 +136,8 @@ def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
     # frozen weights are copied for the first checkpoint
     copied = BYTES_PER_PARAMETER * models * parameters + MOMENTS_BYTES_PER_PARAMETER * changing
     copied *= config.trainer.save_freq > 0
-    offloaded = (
-        models * moments * policy.actor.offload_optimizer
+    offloaded = (  # a critic's moments stay
+        moments * policy.actor.offload_optimizer
         + BYTES_PER_PARAMETER * parameters * policy.ref.offload
     )
     rollout = policy.rollout

@@ -153,6 +153,8 @@ class ModelShape:
     """Weights outside the stacks: embeddings, head, norms, patches, projectors."""
     images: tuple[int, ...] = ()
     """Places of an observation in each stack but the last."""
+    is_critic: bool = False
+    """Whether a value head replaces the policy's head."""
 
     @property
     def decoder(self) -> Stack:
@@ -177,8 +179,10 @@ class ModelShape:
         return rank * channels
 
 
-def decoder_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """Shape of a causal language model from its config.json; None for an unknown architecture."""
+def decoder_shape(config: Mapping[str, Any], *, critic: bool = False) -> ModelShape | None:
+    """Shape of a causal language model, or of a critic on it, from its config.json; None for an
+    unknown architecture.
+    """
     kind = config.get("model_type")
     if kind not in DECODERS or not config.keys() >= {*SIZES, "vocab_size"}:
         return None
@@ -194,13 +198,18 @@ def decoder_shape(config: Mapping[str, Any]) -> ModelShape | None:
         query_bias=DECODERS[kind].bias,
         head_norm=head * DECODERS[kind].norms,
     )
-    tables = 1 if config.get("tie_word_embeddings", False) else 2
-    tokens = config["vocab_size"] * width
-    return ModelShape(stacks=(stack,), other_linears=(), other_parameters=tables * tokens + width)
+    tables = 1 if critic or config.get("tie_word_embeddings", False) else 2
+    value_head = (width + 1) * critic
+    return ModelShape(
+        stacks=(stack,),
+        other_linears=(),
+        other_parameters=tables * config["vocab_size"] * width + width + value_head,
+        is_critic=critic,
+    )
 
 
 def openvla_shape(
-    config: Mapping[str, Any], *, images: int, regression: bool = False
+    config: Mapping[str, Any], *, images: int, regression: bool = False, critic: bool = False
 ) -> ModelShape | None:
     """Shape of an OpenVLA from its config.json, with proprioception; None with another language
     model.
@@ -209,8 +218,9 @@ def openvla_shape(
         config: Configuration of the checkpoint.
         images: Images of an observation.
         regression: Whether it has a regression head.
+        critic: Whether the shape is that of a critic on it.
     """
-    text = decoder_shape({**LLAMA, **config["text_config"]})
+    text = decoder_shape({**LLAMA, **config["text_config"]}, critic=critic)
     if text is None:
         return None
     encoders = [encoder_shape(name) for name in config["timm_model_ids"]]
@@ -234,6 +244,7 @@ def openvla_shape(
             images * (number + _extra(encoder))
             for encoder, number in zip(encoders, patches, strict=True)
         ),
+        is_critic=critic,
     )
 
 
@@ -245,8 +256,9 @@ def openvla_places(*, images: int, question: int, actions: int) -> int:
     return patches + 1 + question + actions * ACTION_SIZE + 1 + 1
 
 
-def read_shape(folder: Path, *, images: int) -> ModelShape | None:
-    """The shape of the model in a folder; None without config.json, or for an unknown architecture.
+def read_shape(folder: Path, *, images: int, critic: bool = False) -> ModelShape | None:
+    """The shape of the model in a folder, or of a critic on it; None without config.json, or for an
+    unknown architecture.
 
     Raises:
         CheckpointError: A config.json that cannot be read.
@@ -256,8 +268,9 @@ def read_shape(folder: Path, *, images: int) -> ModelShape | None:
         return None
     config = read_object(file, remedy="Copy or download it again.")
     if "timm_model_ids" in config and "text_config" in config:
-        return openvla_shape(config, images=images, regression=any(folder.glob(ACTION_HEAD_FILE)))
-    return decoder_shape(config)
+        regression = not critic and any(folder.glob(ACTION_HEAD_FILE))
+        return openvla_shape(config, images=images, regression=regression, critic=critic)
+    return decoder_shape(config, critic=critic)
 
 
 def _vision_stack(encoder: EncoderShape) -> Stack:

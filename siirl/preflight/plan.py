@@ -100,7 +100,7 @@ class Needs:
 
     memory_parts: tuple[tuple[str, float], ...]
     rank_memory: RankMemory | None
-    """GPU memory of a rank; None for a model of unknown shape."""
+    """GPU memory of a rank; None for a model of unknown shape, or without a GPU."""
     disk_bytes: float
     minutes: float | None
     """Minutes of training and evaluation; None without a comparable measurement."""

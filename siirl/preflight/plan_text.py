@@ -43,11 +43,7 @@ def render(plan: Plan, *, columns: int = USUAL_COLUMNS) -> str:
             "memory",
             f"about {size_text(plan.needs.memory_bytes)}, estimated ({_render_memory(plan)})",
         ),
-        *(
-            table_lines(plan.needs.rank_memory, gpu=plan.machine.gpu)
-            if plan.needs.rank_memory and plan.machine.gpu
-            else ()
-        ),
+        *(table_lines(plan.needs.rank_memory, gpu=plan.machine.gpu) if plan.machine.gpu else ()),
         (
             "disk",
             f"about {size_text(plan.needs.disk_bytes)} for checkpoints, videos and logs, estimated",

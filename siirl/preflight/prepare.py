@@ -166,6 +166,7 @@ def _plan(
         speed=measured_speed(),
         gpu=planned_gpu(config.cluster, config.trainer, slots=device_slots),
     )
+    with_critic = needs_critic(graph, group=group)
     # the horizon is known once the policy is built
     loss = ActorLoss(config.actor_rollout_ref.actor, horizon=1)
     plan = make_plan(
@@ -175,14 +176,14 @@ def _plan(
         machine=machine,
         loss=loss.describe(),
         critic=describe_critic(config, nodes=len(update_nodes(graph, ("critic", group))))
-        if needs_critic(graph, group=group)
+        if with_critic
         else None,
         begins=begins,
         groups=groups,
         group=group,
         episodes_of=player,
     )
-    refuse(gpu_problems(config, spec, gpu=machine.gpu))
+    refuse(gpu_problems(config, spec, gpu=machine.gpu, with_critic=with_critic))
     refuse(
         simulation_problems(
             config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes()

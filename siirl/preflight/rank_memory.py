@@ -3,11 +3,12 @@
 FSDP2 shards weights, gradients and moments evenly over the ranks, and gathers one block at a time
 in the compute dtype. A single rank computes under autocast, which casts a weight for each
 product and keeps the copy for the backward pass. A step has three phases: rollout, the passes of an
-update, and the optimiser's step. Each frees its memory before the next. The table shows each; the
-largest decides.
+update, and the optimiser's step; with a critic also the passes of its update. Each frees its memory
+before the next. The table shows each; the largest decides.
 
-Left out: a critic; a reward model; fragmentation and the CUDA context (`gpu_fit.USABLE` leaves room
-for them); models of unknown architecture (`siirl.preflight.model_shapes`), which have no table.
+Left out: passes of a reward model, and its weights on ranks that only roll out; the other agents of
+a job with several policies; fragmentation and the CUDA context (`gpu_fit.USABLE` leaves room for
+them); models of unknown architecture (`siirl.preflight.model_shapes`), which have no table.
 """
 
 import dataclasses
@@ -17,11 +18,18 @@ from math import ceil
 
 from envs.base import EnvSpec
 from siirl.files.paths import find
+from siirl.files.weight_files import weight_files
 from siirl.params import sizes
+from siirl.params.critic_sizes import critic_update
 from siirl.params.data_args import DataArguments
 from siirl.params.domains import SERVER, VLLM, is_text
-from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
-from siirl.params.reward_args import RewardArguments
+from siirl.params.model_args import (
+    ActorArguments,
+    ActorRolloutRefArguments,
+    LoraArguments,
+    ModelArguments,
+)
+from siirl.params.reward_args import RewardArguments, reward_parts
 from siirl.params.sizes import GIB
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.memory import Parts, total
@@ -44,6 +52,16 @@ class RankMemory:
     """Bytes held throughout the step."""
     phases: tuple[tuple[str, Parts], ...]
     """Additional bytes by phase."""
+    left_out: tuple[str, ...] = ()
+    """Models that are on this GPU too, but whose memory is unknown."""
+
+    def with_critic(self, critic: "RankMemory") -> "RankMemory":
+        """This rank with a critic, whose table is `critic`: a rank holds both models throughout,
+        and updates one after the other.
+        """
+        own = tuple((f"critic's {name}", size) for name, size in critic.held)
+        update = ("critic's update", dict(critic.phases)["update"])
+        return dataclasses.replace(self, held=(*self.held, *own), phases=(*self.phases, update))
 
     @property
     def peak(self) -> tuple[str, float]:
@@ -53,7 +71,11 @@ class RankMemory:
 
 
 def rank_memory(
-    config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None = None
+    config: SiiRLArguments,
+    spec: EnvSpec,
+    *,
+    with_critic: bool = False,
+    shape: ModelShape | None = None,
 ) -> RankMemory | None:
     """The table of a rank; None for a model whose shape is unknown. With separate groups, the table
     of the rank that needs more.
@@ -61,6 +83,7 @@ def rank_memory(
     Args:
         config: Configuration of the job.
         spec: Spec of the environment.
+        with_critic: Whether the job trains a critic.
         shape: Shape of the model; None: read it from `actor_rollout_ref.model.path`.
     """
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
@@ -80,15 +103,30 @@ def rank_memory(
         rolls_out=not sizes.separate(config.dag),
     )
     encoder = encoder_bytes(config.reward)
+    training = policy.table(encoder=encoder if policy.rolls_out else 0.0)
+    if with_critic:
+        critic = critic_memory(policy, config)
+        training = (
+            dataclasses.replace(training, left_out=("critic",))
+            if critic is None
+            else training.with_critic(critic.table())
+        )
+    training = _with_reward_model(training, config, sharing=ranks if policy.in_group else 1)
     if policy.rolls_out:
-        return policy.table(encoder=encoder)
-    tables = (policy.table(), policy.rollout_table(encoder=encoder))
-    return max(tables, key=lambda table: table.peak[1])
+        return training
+    return max(training, policy.rollout_table(encoder=encoder), key=lambda table: table.peak[1])
 
 
-def model_shape(model: ModelArguments) -> ModelShape | None:
-    """The shape of the model in `actor_rollout_ref.model.path`, or None."""
-    return None if model.path is None else read_shape(find(model.path), images=_images(model))
+def model_shape(
+    model: ModelArguments, *, path: str | None = None, critic: bool = False
+) -> ModelShape | None:
+    """The shape of the model in `path`, by default `actor_rollout_ref.model.path`, or of a critic
+    on it; None if it is unknown.
+    """
+    path = path or model.path
+    if path is None:
+        return None
+    return read_shape(find(path), images=_images(model), critic=critic)
 
 
 @dataclass(frozen=True)
@@ -213,9 +251,9 @@ class PolicyMemory:
         shape, text = self.shape, self.text
         blocks = shape.parameters - shape.other_parameters
         kept = shape.largest_block if recomputes(self.policy.model, text=text) else blocks
-        # the head of a robot policy has a small vocabulary
+        # the head of a robot policy has a small vocabulary, and that of a critic one output
         products = sum(inputs * outputs for inputs, outputs in shape.other_linears)
-        beside = shape.other_parameters if text else products
+        beside = shape.other_parameters if text and not shape.is_critic else products
         return float(self.computing.compute * (kept + beside))
 
     def gathered(self) -> float:
@@ -293,6 +331,45 @@ class PolicyMemory:
         """
         rollout = self.policy.rollout
         return rollout.name != "vllm" or rollout.sleep
+
+
+def critic_memory(policy: PolicyMemory, config: SiiRLArguments) -> PolicyMemory | None:
+    """Memory of the critic beside `policy`; None if its shape is unknown.
+
+    A critic has no adapters, is not compiled and keeps its moments on the GPU; that of a language
+    model does not recompute activations (`siirl.dag_worker.critic_components`).
+    """
+    settings = config.actor_rollout_ref
+    shape = model_shape(settings.model, path=config.critic.path, critic=True)
+    if shape is None:
+        return None
+    model = dataclasses.replace(settings.model, lora=LoraArguments(), gradient_checkpointing=False)
+    actor = ActorArguments(
+        micro_batch_size=critic_update(config.critic, settings.actor).micro_batch_size,
+        micro_batch_tokens=settings.actor.micro_batch_tokens,
+        micro_batch_chunks=settings.actor.micro_batch_chunks,
+    )
+    return dataclasses.replace(
+        policy,
+        policy=dataclasses.replace(settings, model=model, actor=actor),
+        shape=shape,
+        needs_reference=False,
+        rolls_out=False,
+    )
+
+
+def _with_reward_model(table: RankMemory, config: SiiRLArguments, *, sharing: int) -> RankMemory:
+    """`table` with the weights of a learnt reward model, which `sharing` ranks divide."""
+    path = config.reward_model.path
+    if path is None:
+        return table
+    parts = reward_parts(config.reward, config.custom_reward_function)
+    if all(part.name != "model" for part in parts):
+        return table
+    stored = sum(file.stat().st_size for file in weight_files(find(path)))
+    if not stored:
+        return dataclasses.replace(table, left_out=(*table.left_out, "reward model"))
+    return dataclasses.replace(table, held=(*table.held, ("reward model", stored / sharing)))
 
 
 def compute_bytes(model: ModelArguments) -> int:

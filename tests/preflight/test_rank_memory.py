@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,12 +12,15 @@ import pytest
 import torch
 
 from envs.text import MESSAGES
+from siirl.engine.critic.value_model import PolicyFeatures, ValueModel
+from siirl.engine.critic.value_scorers import without_head
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import ENCODERS_7B, LLAMA_7B, QWEN_7B, openvla
+from siirl.models.language_model import LanguageModel
 from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
 from siirl.params.sizes import GIB
-from siirl.preflight.gpu_fit import gpu_problems
+from siirl.preflight.gpu_fit import gpu_problems, table_lines
 from siirl.preflight.machine import Gpu
 from siirl.preflight.model_shapes import (
     NumberSizes,
@@ -143,10 +147,21 @@ def test_a_block_keeps_what_autograd_saves_in_it_within_fifteen_percent(
 
 def saved_bytes(config: dict[str, Any], dtype: torch.dtype, autocast: bool, *, places: int) -> int:
     """Bytes of the tensors that a forward pass saves, weights left out."""
+    module = causal_lm(config).to(dtype).model
+    tokens = torch.randint(config["vocab_size"], (1, places))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        return saved_by(module, lambda: module(tokens))[0]
+
+
+def causal_lm(config: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     configured = AutoConfig.for_model(**config, attn_implementation="sdpa")
-    module = AutoModelForCausalLM.from_config(configured).to(dtype).model
+    return AutoModelForCausalLM.from_config(configured)
+
+
+def saved_by(module: torch.nn.Module, forward: Callable[[], Any]) -> tuple[int, Any]:
+    """Bytes of the tensors that a forward pass of `module` saves, weights left out; its output."""
     weights = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
     kept: dict[int, torch.Tensor] = {}  # keeps storages alive, so that addresses stay unique
 
@@ -154,16 +169,14 @@ def saved_bytes(config: dict[str, Any], dtype: torch.dtype, autocast: bool, *, p
         kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    with (
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
-    ):
-        module(torch.randint(config["vocab_size"], (1, places)))
-    return sum(
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = forward()
+    size = sum(
         tensor.untyped_storage().nbytes()
         for address, tensor in kept.items()
         if address not in weights
     )
+    return size, output
 
 
 def test_inputs_of_blocks_at_65_chunks_are_the_published_eleven_gib() -> None:
@@ -376,6 +389,97 @@ def test_a_model_of_unknown_architecture_has_no_table(folder: Any) -> None:
     config = text(folder({**QWEN, "model_type": "qwen3_moe"}))
     assert rank_memory(config, QUESTIONS) is None
     assert gpu_problems(config, QUESTIONS, gpu=Gpu(1.0)) == []
+
+
+@pytest.mark.parametrize("config", [QWEN, {**QWEN, "tie_word_embeddings": True}, QWEN3])
+def test_weights_of_a_text_critic_are_those_of_its_value_model(config: dict[str, Any]) -> None:
+    with torch.device("meta"):
+        trunk = without_head(LanguageModel(causal_lm(config)))
+        module = ValueModel(trunk=trunk, feature_size=config["hidden_size"], normalize_returns=True)
+    shape = decoder_shape(config, critic=True)
+    assert shape is not None
+    assert shape.parameters == sum(weight.numel() for weight in module.parameters())
+
+
+def test_weights_of_an_openvla_critic_are_those_of_its_value_model(folder: Any) -> None:
+    trial = cast("Trial", SimpleNamespace(on_gpu=True, device=torch.device("meta")))
+    trunk = PolicyFeatures(openvla(trial))
+    path = folder(OPENVLA)
+    (path / "action_head--1_checkpoint.pt").touch()  # it has no actions
+    with torch.device("meta"):
+        module = ValueModel(trunk=trunk, feature_size=trunk.feature_size, normalize_returns=True)
+    shape = read_shape(path, images=1, critic=True)
+    assert shape is not None
+    assert shape.parameters == sum(weight.numel() for weight in module.parameters())
+
+
+def test_a_critic_takes_the_measured_memory_of_a_step_of_its_own(folder: Any) -> None:
+    """Weights, gradients and moments in bytes, and what autograd saves within 15 %."""
+    config = {
+        **{"model_type": "qwen2", "vocab_size": 80000, "hidden_size": 64, "intermediate_size": 176},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4},
+    }
+    words = ("trainer.n_gpus_per_node=1", "actor_rollout_ref.actor.micro_batch_tokens=2048")
+    table = rank_memory(text(folder(config), *words), QUESTIONS, with_critic=True)
+    assert table is not None
+    held, update = dict(table.held), dict(dict(table.phases)["critic's update"])
+    trunk = without_head(LanguageModel(causal_lm(config)))
+    module = ValueModel(trunk=trunk, feature_size=64, normalize_returns=True)
+    places = torch.arange(2048)[None]
+    with torch.autocast("cpu", torch.bfloat16):
+        saved, values = saved_by(module, lambda: module(places % 64, places))
+    values.sum().backward()
+    optimiser = torch.optim.AdamW(module.parameters())
+    optimiser.step()
+    moments = [state["exp_avg"].nbytes for state in optimiser.state.values()]
+    weights = sum(weight.nbytes for weight in module.parameters())
+    assert held["critic's weights"] == weights
+    assert held["critic's Adam"] == 2 * sum(moments)
+    assert update["gradients"] == weights
+    assert update["activations"] + update["cast weights"] == pytest.approx(saved, rel=0.15)
+
+
+def test_a_critic_beside_a_policy_that_fits_alone_is_refused(folder: Any) -> None:
+    """Qwen's 7.07 billion weights without head take 16 bytes each: 105 GiB beside adapters."""
+    words = ("actor_rollout_ref.model.lora.rank=32", "trainer.n_gpus_per_node=1")
+    config = text(folder(QWEN), *words)
+    assert gpu_problems(config, QUESTIONS, gpu=EIGHTY_GB) == []
+    (problem,) = gpu_problems(config, QUESTIONS, gpu=EIGHTY_GB, with_critic=True)
+    assert "in its critic's update (" in str(problem)
+    assert "critic's Adam 52.7 GiB" in str(problem)
+
+
+def test_a_critics_own_micro_batch_is_a_remedy(folder: Any) -> None:
+    words = (
+        *("actor_rollout_ref.actor.micro_batch_tokens=null", "critic.micro_batch_size=32"),
+        "actor_rollout_ref.actor.micro_batch_size=1",
+    )
+    config = text(folder(QWEN), *words)
+    (problem,) = gpu_problems(config, QUESTIONS, gpu=EIGHTY_GB, with_critic=True)
+    assert "critic.micro_batch_size=1" in str(problem)
+
+
+def test_models_of_unknown_size_are_named_as_not_computed(folder: Any, tmp_path: Path) -> None:
+    (tmp_path / "experts").mkdir()
+    (tmp_path / "experts/config.json").write_text('{"model_type": "qwen3_moe"}')
+    words = ("reward.name=model", f"reward_model.path={tmp_path}/experts")
+    config = text(folder(QWEN), *words, f"critic.path={tmp_path}/experts")
+    table = rank_memory(config, QUESTIONS, with_critic=True)
+    assert table is not None
+    [(_, first), *_] = table_lines(table, gpu=EIGHTY_GB)
+    assert first.endswith("; not computed: critic, reward model")
+    [(topic, told)] = table_lines(None, gpu=EIGHTY_GB)
+    assert topic == "a GPU" and told.startswith("its memory is not computed")
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(1, 1000), (8, 125)])
+def test_ranks_share_the_weights_of_a_reward_model(folder: Any, ranks: int, share: int) -> None:
+    path = folder(QWEN)
+    (path / "model.safetensors").write_bytes(bytes(1000))
+    words = ("reward.name=model", f"reward_model.path={path}", f"trainer.n_gpus_per_node={ranks}")
+    table = rank_memory(text(path, *words), QUESTIONS)
+    assert table is not None
+    assert dict(table.held)["reward model"] == share
 
 
 def test_without_a_gpu_nothing_is_refused(folder: Any) -> None:
