@@ -2,8 +2,10 @@
 owner.
 
 Recorded after every training step. Like verl's `perf/throughput`, throughput covers the whole step,
-waiting included. MFU covers only the actor's update, waiting included. Left out: memory that
-autograd holds during an update; only the peak includes it.
+waiting included. MFU covers only the actor's update, waiting included. Rates are divided by all
+GPUs of the rank; those that only vLLM uses are idle in the update. Left out, except from the peaks:
+activations, keys and values, the encoder and the reward model. Left out altogether: vLLM's own
+process (`mode=async`).
 """
 
 import contextlib
@@ -13,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from siirl.dag_worker.context import StageContext
+from siirl.engine.actor.actor import Actor
 from siirl.engine.training.device_peaks import TERA, peak_of
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingModule
+from siirl.models.stored_tensors import local_part
 from siirl.occupation import OCCUPATION, Occupation
 from siirl.reporting.metrics import AGENT_PREFIX, Value, Weighted
 
@@ -32,6 +35,7 @@ class StepAccount:
 
     Args:
         device: Device of this rank.
+        gpus: Number of GPUs of this rank; 1 on a CPU.
         occupation: Reports how long this process has waited for other ranks.
         clock: Monotonic clock in seconds.
     """
@@ -40,10 +44,12 @@ class StepAccount:
         self,
         device: torch.device,
         *,
+        gpus: int = 1,
         occupation: Occupation = OCCUPATION,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._device = device
+        self._gpus = gpus
         self._occupation = occupation
         self._clock = clock
         if device.type == "cuda":
@@ -55,6 +61,10 @@ class StepAccount:
         self._began, self._waited = self._clock(), self._occupation.waited_s
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
+
+    def loading(self) -> dict[str, Value]:
+        """Peak of GPU memory since this account was made, to be recorded before the first step."""
+        return self._gpu_peak("memory/gpu_loading_peak_bytes")
 
     def metrics(self, records: Sequence[dict[str, Value]]) -> dict[str, Value]:
         """Metrics of the step that ends now.
@@ -68,31 +78,43 @@ class StepAccount:
             "time/step_s": seconds,
             "perf/idle_share": idle,
             "perf/largest_idle_share": idle,
-            "perf/env_steps_per_s": _sum(records, "env/steps") / seconds,
+            "perf/env_steps_per_s": _sum(records, "env/steps") / seconds / self._gpus,
             "memory/host_peak_bytes": KIB * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         }
         if any(AGENT_PREFIX.sub("", name) == PROMPT for record in records for name in record):
-            found["perf/throughput"] = sum(_sum(records, name) for name in TOKENS) / seconds
-        if self._device.type == "cuda":
-            found["memory/gpu_peak_bytes"] = torch.cuda.max_memory_allocated(self._device)
-        return found
+            tokens = sum(_sum(records, name) for name in TOKENS)
+            found["perf/throughput"] = tokens / seconds / self._gpus
+        return found | self._gpu_peak("memory/gpu_peak_bytes")
+
+    def _gpu_peak(self, name: str) -> dict[str, Value]:
+        if self._device.type != "cuda":
+            return {}
+        return {name: torch.cuda.max_memory_allocated(self._device)}
 
 
 @contextlib.contextmanager
 def work_of_update(
-    engine: TrainEngine[Any], *, clock: Callable[[], float] = time.perf_counter
+    engine: TrainEngine[Any],
+    *,
+    gpus: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[dict[str, float]]:
     """Fill the yielded metrics with the speed of the update inside the `with` block.
 
     `perf/mfu` is the achieved FLOP/s divided by the vendor's peak for the compute dtype
     (PaLM, arXiv 2204.02311, appendix B). It is absent for a device without a stated peak.
+
+    Args:
+        engine: Engine of the update.
+        gpus: Number of GPUs of this rank; 1 on a CPU.
+        clock: Monotonic clock in seconds.
     """
     before, began = engine.flops, clock()
     found: dict[str, float] = {}
     yield found
     if before is None or engine.flops is None or engine.flops == before:
         return
-    speed = (engine.flops - before) / (clock() - began)
+    speed = (engine.flops - before) / (clock() - began) / gpus
     found["perf/update_tflops_per_s"] = speed / TERA
     peak = peak_of(engine.device, engine.compute_dtype or torch.float32)
     if peak is not None:
@@ -100,21 +122,27 @@ def work_of_update(
 
 
 def held_bytes(context: StageContext) -> dict[str, Value]:
-    """Bytes that this rank holds between steps, by owner; a sharded tensor counts its local
-    shard.
+    """Bytes that this rank holds on its device between steps, by owner, and those of gradients at
+    an optimiser's step. A sharded tensor counts its local shard; an offloaded one nothing.
     """
-    engines: dict[str, TrainEngine | None] = {
-        "actor": context.actor.engine,
-        "critic": None if context.critic is None else context.critic.engine,
-    }
+    engines: dict[str, TrainEngine] = {"actor": context.actor.engine}
+    if context.critic is not None:
+        engines["critic"] = context.critic.engine
     held: dict[str, Value] = {}
     for name, engine in engines.items():
-        if engine is None:
-            continue
-        held[f"memory/{name}_weights_bytes"] = _bytes(engine.module.parameters())
+        weights = list(engine.module.parameters())
+        held[f"memory/{name}_weights_bytes"] = _bytes(weights)
+        # a gradient has the type and the shard of its weight
+        held[f"memory/{name}_gradients_bytes"] = _bytes(
+            weight for weight in weights if weight.requires_grad
+        )
         state = {} if engine.optimizer is None else engine.optimizer.state
         moments = [tensor for of_weight in state.values() for tensor in of_weight.values()]
         held[f"memory/{name}_moments_bytes"] = _bytes(moments)
+    if isinstance(context.reference, Actor):  # its own weights
+        held["memory/reference_weights_bytes"] = _bytes(
+            context.reference.engine.module.parameters()
+        )
     acting = context.weights.acting
     if isinstance(acting, ActingModule):
         held["memory/acting_copy_bytes"] = (
@@ -124,9 +152,9 @@ def held_bytes(context: StageContext) -> dict[str, Value]:
 
 
 def _bytes(tensors: Iterable[object]) -> float:
-    """Bytes of the tensors; a sharded tensor counts its local shard."""
-    local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
-    return float(sum(each.nbytes for each in local if isinstance(each, torch.Tensor)))
+    """Bytes of the tensors that have storage; a sharded tensor counts its local shard."""
+    local = (local_part(each) for each in tensors if isinstance(each, torch.Tensor))
+    return float(sum(each.nbytes for each in local if each.untyped_storage().nbytes()))
 
 
 def _sum(records: Sequence[dict[str, Value]], name: str) -> float:

@@ -119,7 +119,9 @@ class DAGWorker:
         )
         self.redistribution: Redistribution = StayOnRank() if connect is None else connect(rank)
         self.metrics = MetricWorker(gather=self.ranks.gather_objects, warns=rank == 0)
-        self.account = StepAccount(self.device)
+        self.account = StepAccount(
+            self.device, gpus=sizes.gpus_of_rank(config.actor_rollout_ref.rollout)
+        )
         self.global_steps = 0
         self._groups: AgentGroups | None = None
         # State before a step that has not changed weights yet.
@@ -196,6 +198,7 @@ class DAGWorker:
             self._evaluation_due = (
                 checkpoint.evaluation_due and self.config.trainer.val_episodes > 0
             )
+        self.metrics.record(self.account.loading())
         self.groups.start(self.global_steps)
         if self.on_start is not None:
             self.on_start()

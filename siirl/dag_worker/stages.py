@@ -45,6 +45,7 @@ from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.execution.dag.buffers import buffer_of
 from siirl.execution.dag.columns import PROMPT_COLUMNS, PROMPT_ROW
 from siirl.models.training_flops import flops_of_rows
+from siirl.params import sizes
 from siirl.reporting.metrics import Value, Weighted
 
 EPISODE_COLUMNS = (
@@ -358,7 +359,8 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     if context.step <= context.config.trainer.critic_warmup:
         return NodeOutput(batch=batch, metrics={"actor/updates": 0.0, "critic/warmup": 1.0})
     # an agent that shares the weights may have stepped since the last sync
-    with work_of_update(context.actor.engine) as speed:
+    gpus = sizes.gpus_of_rank(context.config.actor_rollout_ref.rollout)
+    with work_of_update(context.actor.engine, gpus=gpus) as speed:
         metrics = context.actor.update(batch, policy_version=context.actor.engine.steps)
     on_gpu = context.actor.engine.device.type == "cuda"
     require_agreement(metrics, context.config.actor_rollout_ref, on_gpu=on_gpu)

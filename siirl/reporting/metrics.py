@@ -325,22 +325,39 @@ METRICS: dict[str, Metric] = {
     "memory/gpu_peak_bytes": Metric(
         _MAX, "peak memory of tensors on the fullest GPU, in this step"
     ),
-    "memory/<what>_bytes": Metric(
-        _MAX, "memory that the largest rank keeps between steps for this part"
+    "memory/gpu_loading_peak_bytes": Metric(
+        _MAX, "peak memory of tensors on the fullest GPU while models are loaded; once a run"
     ),
+    "memory/<model>_gradients_bytes": Metric(
+        _MAX,
+        "gradients of the largest rank at an optimiser's step of this model; an update frees them",
+    ),
+    "memory/<what>_bytes": Metric(
+        _MAX,
+        "memory of its device that the largest rank keeps between steps for this part; not listed "
+        "are activations, keys and values, the encoder, a reward model and vLLM's own process",
+    ),
+    # A rank has actor_rollout_ref.rollout.tensor_model_parallel_size GPUs; on CPUs it counts as
+    # one.
     "perf/throughput": Metric(
-        _RANK_MEAN, "tokens of prompts and responses per second and rank, over the whole step"
+        _RANK_MEAN,
+        "tokens of prompts and responses per second and GPU of the ranks that train (on CPUs per "
+        "rank), over the whole step",
     ),
     "perf/update_tflops_per_s": Metric(
-        _RANK_MEAN, "operations of the model in the actor's update, per second and rank (1e12)"
+        _RANK_MEAN,
+        "operations of the model in the actor's update, per second and GPU (on CPUs per rank; "
+        "1e12)",
     ),
     "perf/mfu": Metric(
         _RANK_MEAN,
-        "operations of the model in the actor's update per second, over the peak that the "
+        "operations of the model in the actor's update per second and GPU, over the peak that the "
         "vendor of the GPU states; only for a known GPU",
     ),
     "perf/env_steps_per_s": Metric(
-        _RANK_MEAN, "environment steps per second and rank, over the whole step"
+        _RANK_MEAN,
+        "environment steps per second and GPU of the ranks that train (on CPUs per rank), over "
+        "the whole step",
     ),
     "perf/idle_share": Metric(_RANK_MEAN, "share of the step in which a rank waits for the others"),
     "perf/largest_idle_share": Metric(

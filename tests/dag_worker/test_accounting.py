@@ -2,11 +2,16 @@
 waits.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from tiny_training import make_engine
 
-from siirl.dag_worker.accounting import StepAccount, work_of_update
+from siirl.dag_worker.accounting import StepAccount, held_bytes, work_of_update
+from siirl.engine.actor.actor import Actor
 from siirl.occupation import Occupation
+from siirl.params import ActorArguments
 from siirl.reporting.metrics import Weighted
 
 
@@ -19,10 +24,11 @@ class Clock:
         return self.now
 
 
-def account() -> tuple[StepAccount, Occupation, Clock]:
+def account(*, gpus: int = 1) -> tuple[StepAccount, Occupation, Clock]:
     clock = Clock()
     occupation = Occupation(clock)
-    return StepAccount(torch.device("cpu"), occupation=occupation, clock=clock), occupation, clock
+    step = StepAccount(torch.device("cpu"), gpus=gpus, occupation=occupation, clock=clock)
+    return step, occupation, clock
 
 
 def test_the_peak_is_reset_in_a_process_that_has_not_used_the_gpu(monkeypatch):
@@ -35,17 +41,40 @@ def test_the_peak_is_reset_in_a_process_that_has_not_used_the_gpu(monkeypatch):
     assert calls == ["init", "cuda:0", "cuda:0"]  # torch's reset raises before init
 
 
+RECORDS = [
+    {"rollout/avg_prompt_length": Weighted(5.0, 8.0), "env/steps": 8.0},
+    {"rollout/avg_response_length": Weighted(10.0, 8.0), "env/steps": 4.0},
+]
+
+
 def test_throughput_counts_the_whole_step():
     step, _, clock = account()
     clock.now = 4.0
-    records = [
-        {"rollout/avg_prompt_length": Weighted(5.0, 8.0), "env/steps": 8.0},
-        {"rollout/avg_response_length": Weighted(10.0, 8.0), "env/steps": 4.0},
-    ]
-    found = step.metrics(records)
+    found = step.metrics(RECORDS)
     assert found["perf/throughput"] == 30.0  # (40 + 80) tokens in 4 s
     assert found["perf/env_steps_per_s"] == 3.0
     assert found["time/step_s"] == 4.0
+
+
+def test_throughput_of_a_rank_is_divided_by_its_gpus():
+    step, _, clock = account(gpus=4)
+    clock.now = 4.0
+    found = step.metrics(RECORDS)
+    assert found["perf/throughput"] == 7.5
+    assert found["perf/env_steps_per_s"] == 0.75
+
+
+def test_the_peak_of_loading_is_that_before_the_first_step(monkeypatch):
+    peak = {"bytes": 0}
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update(bytes=1))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak["bytes"])
+    step = StepAccount(torch.device("cuda:0"))
+    peak["bytes"] = 7
+    assert step.loading() == {"memory/gpu_loading_peak_bytes": 7}
+    step.begin()
+    assert step.metrics([])["memory/gpu_peak_bytes"] == 1
+    assert account()[0].loading() == {}
 
 
 def test_only_waiting_for_other_ranks_is_idle():
@@ -93,9 +122,67 @@ def test_the_speed_of_an_update_is_its_work_over_its_time():
     assert found == {"perf/update_tflops_per_s": 2.0}  # and no MFU: a CPU has no stated peak
 
 
+def test_the_speed_and_mfu_of_an_update_are_per_gpu(monkeypatch):
+    monkeypatch.setattr("siirl.dag_worker.accounting.peak_of", lambda device, dtype: 4e12)
+    engine, clock = Engine(), Clock()
+    with work_of_update(engine, gpus=2, clock=clock) as found:
+        engine.flops, clock.now = 7e12, 3.0
+    assert found == {"perf/update_tflops_per_s": 1.0, "perf/mfu": 0.25}
+
+
 @pytest.mark.parametrize("after", [1e12, None])
 def test_an_update_without_counted_work_has_no_speed(after):
     engine, clock = Engine(), Clock()
     with work_of_update(engine, clock=clock) as found:
         engine.flops, clock.now = after, 3.0
     assert found == {}
+
+
+def context_of(*engines, reference=None):
+    actor, critic = (*engines, None)[:2]
+    return SimpleNamespace(
+        actor=SimpleNamespace(engine=actor),
+        critic=critic and SimpleNamespace(engine=critic),
+        reference=reference,
+        weights=SimpleNamespace(acting=None),
+    )
+
+
+def stepped(**options):
+    """An engine after one optimiser step, and the bytes of its weights."""
+    engine = make_engine(**options)
+    for weight in engine.module.parameters():
+        weight.grad = torch.ones_like(weight)
+    with engine.moments.resident():
+        engine.optimizer.step()
+    return engine, sum(weight.nbytes for weight in engine.module.parameters())
+
+
+def test_weights_gradients_and_moments_are_counted_by_owner():
+    (actor, actor_bytes), (critic, _) = stepped(), stepped()
+    critic.module.requires_grad_(False)
+    held = held_bytes(context_of(actor, critic))
+    steps = len(list(actor.module.parameters())) * 4  # Adam's count of steps, of each weight
+    assert held["memory/actor_weights_bytes"] == actor_bytes
+    assert held["memory/actor_gradients_bytes"] == actor_bytes
+    assert held["memory/actor_moments_bytes"] == 2 * actor_bytes + steps
+    assert held["memory/critic_weights_bytes"] == actor_bytes
+    assert held["memory/critic_gradients_bytes"] == 0
+    assert "memory/reference_weights_bytes" not in held
+
+
+def test_moments_in_host_memory_are_not_counted():
+    engine, _ = stepped(offload=True)
+    steps = len(list(engine.module.parameters())) * 4
+    assert held_bytes(context_of(engine))["memory/actor_moments_bytes"] == steps
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_reference_counts_unless_it_is_in_host_memory(offload):
+    engine, size = stepped()
+    frozen = make_engine(optim=None, offload=offload)
+    reference = Actor(
+        engine=frozen, config=ActorArguments(), rollouts_per_prompt=1, seed=0, horizon=1
+    )
+    held = held_bytes(context_of(engine, reference=reference))
+    assert held["memory/reference_weights_bytes"] == (0 if offload else size)

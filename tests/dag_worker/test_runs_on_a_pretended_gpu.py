@@ -9,9 +9,11 @@ from one_process import run
 from pretended_gpu import GPU, OnGpu, pretended_gpu
 
 from envs.registry import env_spec
-from siirl.dag_worker import dagworker
+from siirl.dag_worker import dagworker, stages
+from siirl.dag_worker.accounting import work_of_update
 from siirl.dag_worker.embodied_components import EmbodiedBuilder
 from siirl.engine.training.collectives import OneProcess
+from siirl.params import sizes
 from siirl.params.parser import parse_config
 
 SHORT = (
@@ -40,7 +42,24 @@ def test_every_tensor_of_a_run_is_on_its_device(kind, tmp_path, monkeypatch):
     with pretended_gpu():
         steps = run(tmp_path / "run", RUNS[kind])
     assert [step.metrics.get("actor/updates") for step in steps] == [None, UPDATES[kind]]
+    assert ["memory/gpu_loading_peak_bytes" in step.metrics for step in steps] == [True, False]
     assert (tmp_path / "run" / "checkpoints" / "latest").exists()
+
+
+def test_the_rates_of_a_rank_of_two_gpus_are_per_gpu(tmp_path, monkeypatch):
+    gpus_of_update = []
+
+    def work(engine, *, gpus):
+        gpus_of_update.append(gpus)
+        return work_of_update(engine, gpus=gpus)
+
+    monkeypatch.setattr(sizes, "gpus_of_rank", lambda rollout: 2)
+    monkeypatch.setattr(stages, "work_of_update", work)
+    words = (*SHORT, "pipeline=grpo", "env=math")
+    found = run(tmp_path / "run", words)[-1].metrics
+    steps = found["perf/env_steps_per_s"] * found["time/step_s"]
+    assert steps * 2 == pytest.approx(found["env/steps"])
+    assert gpus_of_update == [2]
 
 
 def test_an_evaluated_policy_is_on_the_device_of_its_rank(tmp_path: Path):
