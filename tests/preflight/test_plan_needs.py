@@ -227,3 +227,9 @@ def test_the_plan_lists_what_a_gpu_holds_where_its_memory_is_known() -> None:
     told = one_line(render(plan))
     assert "a GPU about 4.0 GiB of 8.0 GiB in its update, estimated; throughout weights" in told
     assert "update: gradients 1.0 GiB" in told
+
+
+def test_the_plan_says_that_the_memory_of_a_gpu_is_not_computed() -> None:
+    plan = plan_of()
+    plan = dataclasses.replace(plan, machine=dataclasses.replace(plan.machine, gpu=Gpu(8.0 * GIB)))
+    assert "a GPU its memory is not computed: that needs a folder" in one_line(render(plan))

@@ -14,13 +14,15 @@ import torch
 from envs.text import MESSAGES
 from siirl.engine.critic.value_model import PolicyFeatures, ValueModel
 from siirl.engine.critic.value_scorers import without_head
+from siirl.errors import ConfigError
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import ENCODERS_7B, LLAMA_7B, QWEN_7B, openvla
 from siirl.models.language_model import LanguageModel
 from siirl.params import SiiRLArguments
+from siirl.params.env_spec import describe_env
 from siirl.params.parser import parse_config
 from siirl.params.sizes import GIB
-from siirl.preflight.gpu_fit import gpu_problems, table_lines
+from siirl.preflight.gpu_fit import USABLE, gpu_problems, table_lines
 from siirl.preflight.machine import Gpu
 from siirl.preflight.model_shapes import (
     NumberSizes,
@@ -29,6 +31,7 @@ from siirl.preflight.model_shapes import (
     openvla_shape,
     read_shape,
 )
+from siirl.preflight.prepare import prepare
 from siirl.preflight.rank_memory import rank_memory
 from tests.preflight.camera_spec import SPEC
 
@@ -447,6 +450,20 @@ def test_a_critic_beside_a_policy_that_fits_alone_is_refused(folder: Any) -> Non
     (problem,) = gpu_problems(config, QUESTIONS, gpu=EIGHTY_GB, with_critic=True)
     assert "in its critic's update (" in str(problem)
     assert "critic's Adam 52.7 GiB" in str(problem)
+
+
+def test_the_plan_of_ppo_must_fit_with_its_critic() -> None:
+    words = ["pipeline=ppo", "env=math"]
+    config = parse_config(words)
+    spec = describe_env(config)
+    alone, beside = (rank_memory(config, spec, with_critic=critic) for critic in (False, True))
+    assert alone is not None and beside is not None
+    between = (alone.peak[1] + beside.peak[1]) / 2 / USABLE / GIB
+    small = parse_config([*words, f"trainer.gpu_memory_gib={between}"])
+    with pytest.raises(ConfigError, match=r"but a GPU of trainer\.gpu_memory_gib has"):
+        prepare(small, spec)
+    large = parse_config([*words, f"trainer.gpu_memory_gib={2 * between}"])
+    assert prepare(large, spec).plan.needs.rank_memory == beside
 
 
 def test_a_critics_own_micro_batch_is_a_remedy(folder: Any) -> None:
