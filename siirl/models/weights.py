@@ -20,7 +20,13 @@ from torch.distributed.tensor import DTensor
 
 from siirl.errors import CheckpointError
 from siirl.files.weight_files import weight_files
-from siirl.models.adapters import ADAPTER, Adaptable, name_without_adapters, stored_adapters
+from siirl.models.adapters import (
+    BASE_WEIGHT,
+    MATRICES,
+    Adaptable,
+    name_without_adapters,
+    stored_adapters,
+)
 from siirl.models.checksum import checksum
 from siirl.models.stored_tensors import StoredTensors, local_part
 from siirl.params.model_args import LoraArguments
@@ -61,22 +67,24 @@ class PlannedWeights:
                 if plain in self.further:
                     _copy_part(self.further[plain], tensor)
                 elif own in self.names:
-                    self.stored.fill(self.names[own], tensor)
-                    self._merge_adapter(self.names[own], tensor)
+                    self._fill(self.names[own], tensor)
 
-    def _merge_adapter(self, name: str, target: torch.Tensor) -> None:
-        """Add `B A alpha / rank` to the rows of a weight that this rank holds."""
-        layer = name.removesuffix(".base_layer.weight")
+    def _fill(self, name: str, target: torch.Tensor) -> None:
+        layer = name.removesuffix(BASE_WEIGHT)
         if self.lora is None or layer == name:
-            return
-        down, up = (
-            self.stored.whole(f"{layer}.{matrix}.{ADAPTER}.weight").float()
-            for matrix in ("lora_A", "lora_B")
-        )
+            self.stored.fill(name, target)
+        else:
+            self._fill_merged(layer, target, scale=self.lora.alpha / self.lora.rank)
+
+    def _fill_merged(self, layer: str, target: torch.Tensor, *, scale: float) -> None:
+        """Fill the rows that this rank holds with `W + B A scale`, computed in float32."""
+        weight = torch.empty_like(target, dtype=torch.float32)
+        self.stored.fill(f"{layer}{BASE_WEIGHT}", weight)
+        down, up = (self.stored.whole(f"{layer}{matrix}").float() for matrix in MATRICES)
         rows, first = self.stored.rows_of(target)
-        change = (up[first : first + rows] @ down) * (self.lora.alpha / self.lora.rank)
-        part = local_part(target)
-        part.copy_(part.float() + change.to(part.device))
+        change = (up[first : first + rows] @ down) * scale
+        part = local_part(weight)
+        local_part(target).copy_(part + change.to(part.device))
 
 
 def plan_weights(

@@ -1,5 +1,7 @@
 """Loading by parts: the reads of each rank, the loaded weights, and refusals."""
 
+import json
+
 import pytest
 import torch
 from ranks_at_work import run_on_ranks
@@ -12,6 +14,7 @@ from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingModule, acting_copy
+from siirl.files.weight_files import WEIGHTS_FILE
 from siirl.models.language_model import load_language_model
 from siirl.models.stored_tensors import StoredTensors
 from siirl.models.weights import load_weights, materialise
@@ -110,6 +113,20 @@ def test_a_stored_type_becomes_that_of_the_module(tmp_path):
     assert module.weight.dtype == torch.float32
     assert torch.equal(module.weight, stored["weight"].float())
     assert torch.equal(module.bias, stored["bias"].float())
+
+
+def test_merged_adapters_are_rounded_once(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    weight, down, up = (
+        torch.randn(shape, generator=generator) for shape in ((32, 24), (2, 24), (32, 2))
+    )
+    stored = {"base_layer.weight": weight, "lora_A.default.weight": down}
+    stored |= {"lora_B.default.weight": up}
+    save_file({f"0.{name}": tensor for name, tensor in stored.items()}, tmp_path / WEIGHTS_FILE)
+    (tmp_path / "lora.json").write_text(json.dumps(vars(LoraArguments(rank=2, alpha=6.0))))
+    module = nn.Sequential(nn.Linear(24, 32, bias=False)).bfloat16()
+    load_weights(module, tmp_path)
+    assert torch.equal(module[0].weight, (weight + up @ down * 3.0).bfloat16())
 
 
 def test_a_tensor_larger_than_the_buffer_is_read_in_pieces(tmp_path, monkeypatch):
