@@ -49,7 +49,7 @@ class Engine:
 
 
 def copies(line) -> SecondCopies:
-    return SecondCopies({0: SecondCopy(torch.nn.Linear(1, 1), line, Engine())}, owners={0: 0})
+    return SecondCopies({0: SecondCopy(torch.nn.Identity(), line, Engine())}, owners={0: 0})
 
 
 def test_weights_that_arrive_while_the_rank_stops_do_not_keep_it_waiting():
@@ -167,6 +167,15 @@ def test_a_frozen_weight_that_its_module_changes_is_published_from_then_on():
         assert same(acting, trained)
     assert stored[2:] == [stored[2]] * 4  # the other frozen weights are not stored again
     assert stored[1] < stored[2] < stored[0]
+
+
+def test_weights_that_leave_one_of_the_acting_ones_uninitialised_are_refused():
+    line, trained, acting = Store(), half_frozen(), acting_module(1)
+    acting.register_buffer("further", torch.zeros(2))
+    publisher(trained, line).sync()
+    copy = SecondCopy(acting, line, Engine())
+    with pytest.raises(InvariantError, match=r"step 0 lack 1 of the acting ones.*'further'"):
+        copy.receive(line.published)
 
 
 def published_by_two(ranks):

@@ -202,8 +202,9 @@ class SecondCopy:
         thread.
 
         Raises:
-            InvariantError: The checksum differs from the sender's.
+            InvariantError: The checksum differs from the sender's, or a weight was not sent.
         """
+        self._require_all(weights)
         if self._spare_frozen is None or self._spare_frozen[0] != weights.frozen:
             self._spare_frozen = weights.frozen, self._copy(weights.frozen, step=weights.step)
         changing = self._copy(weights.buckets, step=weights.step)
@@ -213,6 +214,20 @@ class SecondCopy:
                 f"The weights of step {weights.step} arrived with the checksum {arrived}, but "
                 f"were sent with {weights.checksum}. Report this with the run's config; the last "
                 "checkpoint is intact."
+            )
+
+    def _require_all(self, weights: Weights) -> None:
+        """Refuse weights that leave some of the second copy as they were, perhaps uninitialised."""
+        sent = {
+            Entry.unpacked(each).name
+            for packed, _ in (*weights.frozen, *weights.buckets)
+            for each in packed
+        }
+        missing = sorted(self._spare.keys() - sent)
+        if missing:
+            raise InvariantError(
+                f"The weights of step {weights.step} lack {len(missing)} of the acting ones, the "
+                f"first of them {missing[0]!r}."
             )
 
     def _copy(self, buckets: Iterable[Bucket], *, step: int) -> int:
