@@ -41,7 +41,9 @@ from siirl.engine.training.sharding import Sharding
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingWeights, acting_copy
 from siirl.env_server.pool import EnvPool
+from siirl.models.adapters import narrow_frozen
 from siirl.models.training_flops import training_flops
+from siirl.models.weights import materialise, move_to
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import rows_per_episode
 from siirl.params.algorithm_args import KLCtrlArguments
@@ -236,12 +238,31 @@ class RankBuilder(abc.ABC):
     # Training
 
     @abc.abstractmethod
+    def planned(self) -> Any:
+        """The policy to train, with adapters if the job has some; large weights are not read yet
+        (`siirl.models.weights.PlannedWeights`).
+        """
+
     def load(self) -> Any:
-        """The policy to train, with adapters if the job has some, on the device."""
+        """`planned`, with its weights on the device; on several ranks a `TrainEngine` reads them,
+        each rank its part.
+        """
+        policy = self.planned()
+        return self.read(policy) if self.ranks.group is None else policy
+
+    def read(self, policy: Any) -> Any:
+        """Read all weights of a planned policy on the device, frozen ones in the compute dtype."""
+        if self.compute_dtype is not None:
+            narrow_frozen(policy, self.compute_dtype)
+        move_to(policy, self.device)
+        materialise(policy, self.device)
+        return policy
 
     @abc.abstractmethod
     def initial(self, path: str | None) -> Any:
-        """A policy without adapters: that of `path`, or of the job."""
+        """A policy without adapters: that of `path`, or of the job; large weights are not read
+        yet.
+        """
 
     @abc.abstractmethod
     def critic(self, steps: int) -> Critic:

@@ -35,7 +35,6 @@ from siirl.files.paths import find
 from siirl.files.weight_files import learnt_tasks
 from siirl.models.policy import Policy
 from siirl.models.policy_loader import build_policy
-from siirl.models.weights import materialise, move_to
 from siirl.params import RewardArguments, sizes
 from siirl.reporting.finished_episodes import EpisodeRecorder
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder
@@ -54,19 +53,16 @@ class EmbodiedBuilder(RankBuilder):
 
     # Training
 
-    def load(self) -> Policy:
-        """See `RankBuilder`; on several ranks a `TrainEngine` reads the weights, each its part."""
+    def planned(self) -> Policy:
+        """See `RankBuilder`."""
         policy = self.initial(None)
         lora = self.model.lora
         if lora.rank > 0:
             policy.adapt(lora, seed=self.config.trainer.seed)
-        move_to(policy, self.device)
-        if self.ranks.group is None:
-            materialise(policy, self.device)
         return policy
 
     def initial(self, path: str | None) -> Policy:
-        """See `RankBuilder`; large weights are read later (`siirl.models.weights.materialise`)."""
+        """See `RankBuilder`."""
         path = path or self.model.path
         return build_policy(
             self.model.policy,
@@ -140,9 +136,7 @@ class EmbodiedBuilder(RankBuilder):
 
     def evaluated(self) -> Policy:
         """See `RankBuilder`."""
-        policy = self.initial(None)
-        move_to(policy, self.device)
-        materialise(policy, self.device)
+        policy: Policy = self.read(self.initial(None))
         return policy.eval()
 
     def rollouts(

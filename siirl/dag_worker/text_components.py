@@ -33,7 +33,6 @@ from siirl.engine.training.weight_sync import ActingWeights
 from siirl.env_server.pool import EnvPool
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
-from siirl.models.weights import move_to
 from siirl.params import SiiRLArguments
 from siirl.params.agents import rows_per_episode
 from siirl.params.domains import SERVER
@@ -65,13 +64,9 @@ class TextBuilder(RankBuilder):
 
     # Training
 
-    def load(self) -> LanguageModel:
-        """See `RankBuilder`; on several ranks a `TrainEngine` reads the weights, each its part."""
-        model = make_language_model(
-            self.model, seed=self.config.trainer.seed, weights=self.ranks.group is None
-        )
-        move_to(model, self.device)
-        return model
+    def planned(self) -> LanguageModel:
+        """See `RankBuilder`."""
+        return make_language_model(self.model, seed=self.config.trainer.seed, weights=False)
 
     def initial(self, path: str | None) -> LanguageModel:
         """See `RankBuilder`."""
@@ -79,7 +74,7 @@ class TextBuilder(RankBuilder):
             self.model,
             seed=self.config.trainer.seed,
             path=path or self.model.path,
-            weights=self.ranks.group is None,
+            weights=False,
         )
 
     def critic(self, steps: int) -> Critic:
@@ -150,7 +145,8 @@ class TextBuilder(RankBuilder):
 
     def evaluated(self) -> LanguageModel:
         """See `RankBuilder`."""
-        return self.load()
+        policy: LanguageModel = self.read(self.planned())
+        return policy
 
     def acting(self, module: LanguageModel) -> LanguageModel:
         """See `RankBuilder`; vLLM and a server have their own copy."""
@@ -330,7 +326,7 @@ def make_language_model(
 ) -> LanguageModel:
     """Load a job's model in float32, or that of another folder `path` without adapters.
 
-    If `weights` is false, a `TrainEngine` on several ranks reads the weights, each rank its part.
+    If `weights` is false, they are read later (`siirl.models.weights.materialise`).
     """
     assert model.path is not None
     return load_language_model(

@@ -39,7 +39,7 @@ from siirl.dag_worker.text_components import TextBuilder
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.engine.rollout.generation import TextEngine
 from siirl.engine.training.collectives import Collectives, OneProcess
-from siirl.engine.training.weight_sync import acting_copy
+from siirl.engine.training.weight_sync import await_weights
 from siirl.errors import ConfigError
 from siirl.execution.dag import TaskGraph
 from siirl.models.adapters import narrow_frozen
@@ -229,10 +229,10 @@ def _rollout_parts(
     arguments: Any = {"pool": pool, "ranks": ranks, "folder": folder, "first_step": first_step}
     if shares is None:
         dtype = acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag)
-        loaded, computes = make.load(), compute_dtype(config.actor_rollout_ref.model)
+        planned, computes = make.planned(), compute_dtype(config.actor_rollout_ref.model)
         if computes is not None:
-            narrow_frozen(loaded, computes)  # as the training rank does with frozen weights
-        acting = acting_copy(loaded, dtype)
+            narrow_frozen(planned, computes)  # as the training rank does with frozen weights
+        acting = await_weights(planned, dtype, device=device)
         rollouts = make.rollouts(acting, **arguments)
     else:
         assert isinstance(make, TextBuilder)

@@ -24,7 +24,7 @@ from siirl.errors import InvariantError
 from siirl.models.adapters import Adaptable
 from siirl.models.checksum import RunningChecksum, checksum, joined_checksum
 from siirl.models.weight_rows import Rows, in_rows
-from siirl.models.weights import give_memory
+from siirl.models.weights import give_memory, move_to
 
 __all__ = [
     "ActingModule",
@@ -33,6 +33,7 @@ __all__ = [
     "VersionedEngine",
     "WeightSync",
     "acting_copy",
+    "await_weights",
     "checksum",
     "receive_weights",
 ]
@@ -81,24 +82,36 @@ def acting_copy(
     *,
     device: torch.device | str = "cpu",
 ) -> Any:
-    """A whole copy, in evaluation mode, of a module that several ranks will train.
+    """A whole copy, in evaluation mode, of a module that several ranks will train; see
+    `await_weights`.
+    """
+    return await_weights(copy.deepcopy(module), compute_dtype, device=device)
 
-    Weights not read yet (`siirl.models.weights.PlannedWeights`) get memory on `device`;
-    the first sync fills them.
+
+def await_weights(
+    module: Any,
+    compute_dtype: torch.dtype | None,
+    *,
+    device: torch.device | str = "cpu",
+) -> Any:
+    """Put a module that acts but does not train on `device`, in evaluation mode; returns it.
+
+    Weights not read yet (`siirl.models.weights.PlannedWeights`) get memory, which the first sync
+    fills; no file is read.
 
     Its weights have the compute dtype, as FSDP2 gathers them in training. Weights kept in
     float32 and cast at use leave sums between layers in float32: log-probs of the shipped model
     then differed by 1e-2 to 2e-2 in the mean. Buffers keep their type.
     """
-    copied = copy.deepcopy(module).eval()
     if compute_dtype is not None:
-        for weight in copied.parameters():
+        for weight in module.parameters():
             weight.data = weight.data.to(compute_dtype)
-    give_memory(copied, torch.device(device))
-    for part in copied.modules():
+    move_to(module, torch.device(device))
+    give_memory(module, torch.device(device))
+    for part in module.modules():
         if isinstance(part, Adaptable):
             part.planned = None
-    return copied
+    return module.eval()
 
 
 class ActingModule:
