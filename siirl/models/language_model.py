@@ -39,16 +39,16 @@ from siirl.models.lane_attention import LaneMask
 from siirl.models.pretrained import (
     damage_named,
     miniature,
+    plan_adapted,
     plan_causal_lm,
     quiet_transformers,
-    read_adapted,
     read_causal_lm,
     read_config,
     source_of,
     takes_pictures,
 )
 from siirl.models.weight_rows import Rows
-from siirl.models.weights import PlannedWeights
+from siirl.models.weights import materialise
 from siirl.params.model_args import LoraArguments
 
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -270,7 +270,8 @@ def load_language_model(
             with adapters keeps its own.
         seed: Seed of new adapters.
         weights: False leaves the weights on the meta device and plans to read them
-            (`siirl.models.weights.materialise`), if the files have the model's own names.
+            (`siirl.models.weights.materialise`), unless transformers has to convert or download
+            them.
 
     Raises:
         MissingAssetError: No such folder or hub id, or missing weights.
@@ -282,19 +283,14 @@ def load_language_model(
     config = read_config(source, trust_remote_code=trust_remote_code)
     stored = stored_adapters(source)
     new = lora if lora is not None and lora.rank > 0 else None
-    causal_lm: Any = None
-    planned: PlannedWeights | None = None
+    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
     with damage_named(source, "config.json and its weights"):
-        if not weights and stored is None:
-            found = plan_causal_lm(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
-            if found is not None:
-                causal_lm, planned = found
-        if stored is not None:
-            causal_lm = read_adapted(source, config, stored, dtype=dtype)
-        elif planned is None:
-            causal_lm = read_causal_lm(
-                source, config, dtype=dtype, trust_remote_code=trust_remote_code
-            )
+        found = (
+            plan_causal_lm(source, config, **options)
+            if stored is None
+            else plan_adapted(source, config, stored, **options)
+        )
+        causal_lm, planned = found or (read_causal_lm(source, config, **options), None)
         if stored is None and new is not None:
             add_adapters(causal_lm, new, seed=seed)
         vision_inputs = _vision_inputs_of(config, source)
@@ -302,8 +298,10 @@ def load_language_model(
             causal_lm.eval(), lora=stored or new, vision_inputs=vision_inputs
         ).eval()
         model.planned = planned
+        if weights:
+            materialise(model, torch.device("cpu"))
         asked = model
-        if planned is not None:
+        if model.planned is not None:
             small = miniature(config, trust_remote_code=trust_remote_code)
             asked = LanguageModel(small, vision_inputs=vision_inputs)
         try_out(asked, source)

@@ -6,7 +6,7 @@ Left out: parts that training adds to a model (`siirl.models.language_model`).
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from siirl.files.weight_files import (
 )
 from siirl.models.adapters import adapted_layers, add_adapters
 from siirl.models.hub import cached_folder, find_on_hub
-from siirl.models.weights import PlannedWeights, load_weights, plan_weights
+from siirl.models.weights import PlannedWeights, plan_weights
 from siirl.params.key_names import MODEL_PATH
 from siirl.params.model_args import LoraArguments
 from siirl.params.policies import VISION_MODEL_TYPES
@@ -187,27 +187,81 @@ def plan_causal_lm(
 ) -> tuple[Any, PlannedWeights] | None:
     """The model without memory for its weights, and the plan to read them.
 
-    None if the names in the files differ from the model's (transformers then converts them), or if
-    the files are not downloaded yet: use `read_causal_lm` for those.
+    None if transformers computes weights from those in the files instead of only renaming them, or
+    if the files are not downloaded yet: use `read_causal_lm` for those.
     """
-    from accelerate import init_empty_weights
-    from transformers import GenerationConfig
-
     folder = Path(source) if Path(source).is_dir() else cached_folder(source)
     if folder is None or not weight_files(folder):
         return None
+    causal_lm = _without_memory(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
+    own, renamed = causal_lm.state_dict(), _renaming(causal_lm)
+    try:
+        planned = plan_weights(
+            causal_lm, folder, left_out=lambda name: renamed(name) not in own, renamed=renamed
+        )
+    except CheckpointError:
+        return None
+    return causal_lm, planned
+
+
+def plan_adapted(
+    source: str,
+    config: Any,
+    lora: LoraArguments,
+    *,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+) -> tuple[Any, PlannedWeights]:
+    """`plan_causal_lm` for a checkpoint's folder with adapters.
+
+    Raises:
+        CheckpointError: Weights of another model.
+    """
+    causal_lm = _without_memory(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
+    add_adapters(causal_lm, lora)
+    return causal_lm, plan_weights(causal_lm, Path(source), merges=False)
+
+
+def _without_memory(
+    source: str, config: Any, *, dtype: torch.dtype, trust_remote_code: bool
+) -> Any:
+    """The model with its weights on the meta device; buffers have values."""
+    from accelerate import init_empty_weights
+    from transformers import GenerationConfig
+
     with init_empty_weights(include_buffers=False):
         causal_lm = model_class(config).from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code
         )
     causal_lm.tie_weights()
-    try:
-        planned = plan_weights(causal_lm, folder)
-    except CheckpointError:
-        return None
     with contextlib.suppress(OSError):  # without such a file the model keeps its own settings
         causal_lm.generation_config = GenerationConfig.from_pretrained(source)
-    return causal_lm, planned
+    return causal_lm
+
+
+def _renaming(causal_lm: Any) -> Callable[[str], str]:
+    """Maps names in files to the model's, as `from_pretrained` does; a weight that it computes from
+    those in the files gets a name that the model does not have.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        rename_source_key,
+    )
+
+    steps = get_model_conversion_mapping(causal_lm)
+    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+    converters = [step for step in steps if isinstance(step, WeightConverter)]
+    own, prefix = causal_lm.state_dict(), causal_lm.base_model_prefix
+
+    def renamed(name: str) -> str:
+        found, converted = rename_source_key(name, renamings, converters, prefix, own)
+        if found not in own and name in own:
+            found, converted = name, None
+        return found if converted is None else f"{found} ({converted})"
+
+    return renamed
 
 
 def miniature(config: Any, *, trust_remote_code: bool) -> Any:
@@ -251,18 +305,6 @@ def _first_cut(source: str) -> str | None:
             blob = file.resolve()
             return f"{error} It is in the Hub's cache: delete {blob}, and it is downloaded again."
     return None
-
-
-def read_adapted(source: str, config: Any, lora: LoraArguments, *, dtype: torch.dtype) -> Any:
-    """A model with adapters from a checkpoint's folder.
-
-    Raises:
-        CheckpointError: Weights of another model.
-    """
-    causal_lm = model_class(config).from_config(config, dtype=dtype)
-    add_adapters(causal_lm, lora)
-    load_weights(causal_lm, Path(source), merges=False)
-    return causal_lm
 
 
 def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: bool) -> None:

@@ -110,6 +110,15 @@ class StoredTensors:
             _flat(flat)[place : place + len(part)].copy_(part)
             place += len(part)
 
+    def equal(self, one: str, other: str) -> bool:
+        """Whether two tensors have the same type, shape and values."""
+        a, b = self.tensors[one], self.tensors[other]
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return False
+        count = torch.Size(a.shape).numel()
+        pairs = zip(_read(a, start=0, count=count), _read(b, start=0, count=count), strict=True)
+        return all(torch.equal(part, same) for part, same in pairs)
+
     @staticmethod
     def rows_of(target: torch.Tensor) -> tuple[int, int]:
         """Number of rows (entries of the first axis) that this rank holds, and the number of the

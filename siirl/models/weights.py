@@ -125,6 +125,7 @@ def plan_weights(
         shapes | {name: tuple(tensor.shape) for name, tensor in further.items()},
         place=place,
     )
+    _require_equal_ties(module, stored, names, place=place)
     return PlannedWeights(stored, names, further, lora)
 
 
@@ -212,6 +213,22 @@ def require_fitting(
             f"{place} holds another model than {type(module).__name__}: "
             f"{'; '.join(sorted(wrong)[:5])} ({len(wrong)} in all)."
         )
+
+
+def _require_equal_ties(
+    module: nn.Module, stored: StoredTensors, names: Mapping[str, str], *, place: Path
+) -> None:
+    """Raise CheckpointError for a tied weight with different values under two names."""
+    first: dict[int, str] = {}
+    for own, weight in module.state_dict(keep_vars=True).items():
+        if own not in names:
+            continue
+        other = first.setdefault(id(weight), own)
+        if other != own and not stored.equal(names[other], names[own]):
+            raise CheckpointError(
+                f"{place} holds another model than {type(module).__name__}, in which {other} and "
+                f"{own} are one weight: they differ there."
+            )
 
 
 def _files(place: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """Loading by parts: the reads of each rank, the loaded weights, and refusals."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingModule, acting_copy
 from siirl.files.weight_files import WEIGHTS_FILE
 from siirl.models.language_model import load_language_model
+from siirl.models.pretrained import read_causal_lm, read_config
 from siirl.models.stored_tensors import StoredTensors
 from siirl.models.weights import load_weights, materialise
 from siirl.params.model_args import LoraArguments
@@ -96,13 +98,65 @@ def test_new_adapters_are_drawn_and_the_weights_below_them_read(folder):
     assert all(torch.equal(expected[name], t) for name, t in planned.state_dict().items())
 
 
-def test_names_that_transformers_converts_are_read_whole(folder, tmp_path):
-    language_model(**OPTIONS).save(tmp_path)
-    file = tmp_path / "model.safetensors"
+def without_prefix(place):
+    """A decoder whose weights are named as those of its base model."""
+    language_model(**OPTIONS).save(place)
+    file = place / WEIGHTS_FILE
     weights = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
     save_file(weights, file, metadata={"format": "pt"})
+    return place
+
+
+def under_old_names(place):
+    """A model that takes pictures; transformers saves it under the names that it was published
+    with.
+    """
+    shutil.copytree("assets/tiny_vlm", place, dirs_exist_ok=True)
+    load_language_model(place).save(place)
+    assert any(name.startswith("visual.") for name in load_file(place / WEIGHTS_FILE))
+    return place
+
+
+@pytest.mark.parametrize("write", [without_prefix, under_old_names])
+def test_weights_that_transformers_renames_are_read_by_parts(write, tmp_path):
+    place = str(write(tmp_path))
+    config = read_config(place, trust_remote_code=False)
+    expected = read_causal_lm(place, config, dtype=torch.float32, trust_remote_code=False)
+    model = load_language_model(place, weights=False)
+    assert all(weight.is_meta for weight in model.parameters())
+    materialise(model, torch.device("cpu"))
+    assert_equal(model, expected)
+
+
+def assert_equal(model, expected):
+    state = model.state_dict()
+    assert state.keys() == expected.state_dict().keys()
+    assert all(torch.equal(state[name], t) for name, t in expected.state_dict().items())
+
+
+def test_weights_that_transformers_computes_are_read_whole(tmp_path):
+    experts = {"moe_intermediate_size": 8, "num_experts": 2, "num_experts_per_tok": 1}
+    written = language_model("Qwen3Moe", **experts)
+    written.save(tmp_path)
+    stored = load_file(tmp_path / WEIGHTS_FILE)
+    assert stored.keys() != written.state_dict().keys()  # each expert has tensors of its own there
     model = load_language_model(tmp_path, weights=False)
-    assert not any(weight.is_meta for weight in model.parameters())
+    assert_equal(model, written)
+
+
+def test_a_head_that_differs_from_the_embedding_is_not_tied_to_it(folder, tmp_path):
+    """As in transformers, whatever config.json says."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    stored = load_file(tmp_path / WEIGHTS_FILE)
+    words = stored["model.embed_tokens.weight"]
+    head = words.clone()
+    head[-1, -1] += 1.0
+    stored["lm_head.weight"] = head
+    save_file(stored, tmp_path / WEIGHTS_FILE, metadata={"format": "pt"})
+    for weights in (True, False):
+        model = load_language_model(tmp_path, weights=weights)
+        assert torch.equal(model.output_weight, head)
+        assert torch.equal(model.model.embed_tokens.weight, words)
 
 
 def test_a_stored_type_becomes_that_of_the_module(tmp_path):

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_models import move_adapters, tiny_causal_lm
 from torch import nn
 
@@ -16,6 +17,7 @@ from siirl.errors import CheckpointError, ConfigError
 from siirl.models.adapters import adapted_layers, add_adapters, narrow_frozen
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.pretrained import check_adapters
+from siirl.models.weights import materialise
 from siirl.params import OptimizerArguments
 from siirl.params.model_args import LoraArguments
 
@@ -150,8 +152,6 @@ def test_a_saved_model_is_plain_and_has_the_same_output(kind, tmp_path):
 
 
 def test_a_checkpoint_with_adapters_resumes_with_them(tmp_path):
-    from safetensors.torch import save_file
-
     model = adapted()
     save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
     model.describe(tmp_path)
@@ -165,6 +165,18 @@ def test_a_checkpoint_with_adapters_resumes_with_them(tmp_path):
     (tmp_path / "lora.json").write_text("{}}")
     with pytest.raises(CheckpointError, match=r"lora\.json"):
         load_language_model(tmp_path)
+
+
+def test_a_checkpoint_with_adapters_is_read_by_parts(tmp_path):
+    model = adapted()
+    save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
+    model.describe(tmp_path)
+    planned = load_language_model(tmp_path, weights=False)
+    assert all(w.is_meta for name, w in planned.named_parameters() if ".lora_" not in name)
+    materialise(planned, torch.device("cpu"))
+    assert planned.causal_lm.get_output_embeddings().weight is planned.model.embed_tokens.weight
+    state = planned.state_dict()
+    assert all(torch.equal(state[name], each) for name, each in model.state_dict().items())
 
 
 def test_loading_with_a_rank_adds_adapters_and_with_none_does_not(tmp_path):
