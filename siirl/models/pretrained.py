@@ -185,23 +185,13 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
 def plan_causal_lm(
     source: str, config: Any, *, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[Any, PlannedWeights] | None:
-    """The model without memory for its weights, and the plan to read them.
-
-    None if transformers computes weights from those in the files instead of only renaming them, or
-    if the files are not downloaded yet: use `read_causal_lm` for those.
-    """
-    folder = Path(source) if Path(source).is_dir() else cached_folder(source)
-    if folder is None or not weight_files(folder):
-        return None
-    causal_lm = _without_memory(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
-    own, renamed = causal_lm.state_dict(), _renaming(causal_lm)
-    try:
-        planned = plan_weights(
-            causal_lm, folder, left_out=lambda name: renamed(name) not in own, renamed=renamed
-        )
-    except CheckpointError:
-        return None
-    return causal_lm, planned
+    """See `plan_model`; use `read_causal_lm` where it returns None."""
+    found = plan_model(
+        model_class(config), source, config, dtype=dtype, trust_remote_code=trust_remote_code
+    )
+    if found is not None:
+        _read_generation_config(found[0], source)
+    return found
 
 
 def plan_adapted(
@@ -212,34 +202,72 @@ def plan_adapted(
     dtype: torch.dtype,
     trust_remote_code: bool,
 ) -> tuple[Any, PlannedWeights]:
-    """`plan_causal_lm` for a checkpoint's folder with adapters.
+    """The model of a checkpoint's folder with adapters, without memory for the weights below them,
+    and the plan to read all.
 
     Raises:
         CheckpointError: Weights of another model.
     """
-    causal_lm = _without_memory(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
+    causal_lm = _without_memory(
+        model_class(config), config, dtype=dtype, trust_remote_code=trust_remote_code
+    )
+    _read_generation_config(causal_lm, source)
     add_adapters(causal_lm, lora)
     return causal_lm, plan_weights(causal_lm, Path(source), merges=False)
 
 
-def _without_memory(
-    source: str, config: Any, *, dtype: torch.dtype, trust_remote_code: bool
-) -> Any:
+def plan_model(
+    kind: Any, source: str, config: Any, *, dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[Any, PlannedWeights] | None:
+    """A model of transformers without memory for its weights, and the plan to read them.
+
+    None if transformers computes weights from those in the files instead of only renaming them,
+    if it keeps some in float32 whatever `dtype` is, or if the files are not downloaded yet: use
+    `from_pretrained` for those.
+
+    Args:
+        kind: The class of transformers that builds the model from `config`.
+        source: Folder or hub id.
+        config: Configuration of the model.
+        dtype: Type of the weights.
+        trust_remote_code: Run code that comes with the model.
+    """
+    folder = Path(source) if Path(source).is_dir() else cached_folder(source)
+    if folder is None or not weight_files(folder):
+        return None
+    model = _without_memory(kind, config, dtype=dtype, trust_remote_code=trust_remote_code)
+    if dtype != torch.float32 and (
+        model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict
+    ):
+        return None
+    own, renamed = model.state_dict(), _renaming(model)
+    try:
+        planned = plan_weights(
+            model, folder, left_out=lambda name: renamed(name) not in own, renamed=renamed
+        )
+    except CheckpointError:
+        return None
+    return model, planned
+
+
+def _without_memory(kind: Any, config: Any, *, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """The model with its weights on the meta device; buffers have values."""
     from accelerate import init_empty_weights
-    from transformers import GenerationConfig
 
     with init_empty_weights(include_buffers=False):
-        causal_lm = model_class(config).from_config(
-            config, dtype=dtype, trust_remote_code=trust_remote_code
-        )
-    causal_lm.tie_weights()
+        model = kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    model.tie_weights()
+    return model
+
+
+def _read_generation_config(causal_lm: Any, source: str) -> None:
+    from transformers import GenerationConfig
+
     with contextlib.suppress(OSError):  # without such a file the model keeps its own settings
         causal_lm.generation_config = GenerationConfig.from_pretrained(source)
-    return causal_lm
 
 
-def _renaming(causal_lm: Any) -> Callable[[str], str]:
+def _renaming(model: Any) -> Callable[[str], str]:
     """Maps names in files to the model's, as `from_pretrained` does; a weight that it computes from
     those in the files gets a name that the model does not have.
     """
@@ -250,10 +278,10 @@ def _renaming(causal_lm: Any) -> Callable[[str], str]:
         rename_source_key,
     )
 
-    steps = get_model_conversion_mapping(causal_lm)
+    steps = get_model_conversion_mapping(model)
     renamings = [step for step in steps if isinstance(step, WeightRenaming)]
     converters = [step for step in steps if isinstance(step, WeightConverter)]
-    own, prefix = causal_lm.state_dict(), causal_lm.base_model_prefix
+    own, prefix = model.state_dict(), model.base_model_prefix
 
     def renamed(name: str) -> str:
         found, converted = rename_source_key(name, renamings, converters, prefix, own)

@@ -23,7 +23,6 @@ from siirl.files.weight_files import weight_files
 from siirl.models.adapters import (
     BASE_WEIGHT,
     MATRICES,
-    Adaptable,
     name_without_adapters,
     stored_adapters,
 )
@@ -150,14 +149,21 @@ def materialise(module: nn.Module, device: torch.device) -> None:
     """Give memory to weights on the meta device, and read those that were planned.
 
     Args:
-        module: Whole or sharded; its parts may be `Adaptable` modules with planned weights.
+        module: Whole or sharded; its parts may have planned weights (`planned_weights`).
         device: Device of the weights; must be the mesh's device for sharded ones.
     """
     give_memory(module, device)
     for part in module.modules():
-        if isinstance(part, Adaptable) and part.planned is not None:
-            part.planned.fill(part)
-            part.planned = None
+        planned = planned_weights(part)
+        if planned is not None:
+            planned.fill(part)
+            part.planned = None  # type: ignore[assignment]
+
+
+def planned_weights(part: nn.Module) -> PlannedWeights | None:
+    """The weights of a module that are still to be read, its attribute `planned`; None without."""
+    planned: PlannedWeights | None = getattr(part, "planned", None)
+    return planned
 
 
 def give_memory(module: nn.Module, device: torch.device) -> None:

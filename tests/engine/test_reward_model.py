@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 from ranks_at_work import run_on_ranks
+from safetensors.torch import load_file
 
-from siirl.engine.reward_manager import EpisodeOutcomes
+from siirl.engine.reward_manager import EpisodeOutcomes, reward_model
 from siirl.engine.reward_manager.reward_model import load_reward_model, make_reward_model
 from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.sharding import shard
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.files.paths import find
+from siirl.models.stored_tensors import local_part
 from siirl.params import RewardArguments, RewardModelArguments, SiiRLArguments
 from tests.engine.text_managers import text_manager
 
@@ -177,6 +180,30 @@ def of_rank(ranks, path, responses):
     return scores_of(
         path, *responses[ranks.rank], ranks=ranks, micro_batch_size=1
     ).reward_B.tolist()
+
+
+def held_before_and_after_it_is_sharded(ranks, path):
+    """Entries of the classifier that this rank holds when it is sharded, and afterwards."""
+    before = []
+
+    def watched(module, **options):
+        before.append(entries_of(module))
+        shard(module, **options)
+
+    reward_model.shard = watched  # of a separate process, which ends with the test
+    model = load_reward_model(config_of(path).reward_model, device=CPU, ranks=ranks)
+    return before, entries_of(model.classifier)
+
+
+def entries_of(module):
+    return sum(local_part(weight).numel() for weight in module.parameters() if not weight.is_meta)
+
+
+def test_each_of_two_ranks_reads_only_its_part_of_the_weights(folder):
+    total = sum(weight.numel() for weight in load_file(f"{folder}/model.safetensors").values())
+    one, other = run_on_ranks(held_before_and_after_it_is_sharded, folder)
+    assert one[0] == other[0] == [0]
+    assert one[1] + other[1] == total
 
 
 @pytest.mark.slow  # two processes that import transformers

@@ -21,6 +21,8 @@ from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.files.hub_place import is_only_path
 from siirl.files.paths import find
 from siirl.models.hub import find_on_hub
+from siirl.models.pretrained import plan_model
+from siirl.models.weights import materialise, move_to
 from siirl.params import RewardModelArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments, reward_parts
 
@@ -31,7 +33,8 @@ class RewardModel:
     """The part `model` of a text's reward.
 
     Args:
-        classifier: A sequence classifier of transformers, on its device.
+        classifier: A sequence classifier of transformers; its weights may be planned
+            (`siirl.models.weights.materialise`).
         tokenizer: Tokenizer of the classifier.
         device: Device of this rank.
         ranks: The processes that score together; all call `score` the same number of times.
@@ -63,7 +66,7 @@ class RewardModel:
                 f"{KEY}={place}: its tokenizer has neither a padding nor an end-of-text token; set "
                 "pad_token in tokenizer_config.json."
             )
-        self.classifier = classifier.eval().to(device)
+        self.classifier = classifier.eval()
         self.tokenizer = tokenizer
         self.micro_batch_size = micro_batch_size
         # the classifier takes the last token of a row that is not padding
@@ -73,6 +76,7 @@ class RewardModel:
         )
         self.device = device
         self.ranks = ranks
+        move_to(classifier, device)
         if ranks.group is not None:
             shard(
                 self.classifier,
@@ -81,6 +85,7 @@ class RewardModel:
                 compute_dtype=None,
                 blocks=repeated_blocks(self.classifier),
             )
+        materialise(classifier, device)
 
     def score(
         self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float
@@ -179,8 +184,11 @@ def make_reward_model(
 def load_reward_model(
     settings: RewardModelArguments, *, device: torch.device, ranks: Collectives
 ) -> RewardModel:
-    """Load classifier and tokenizer; see `make_reward_model`."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    """Load classifier and tokenizer; see `make_reward_model`.
+
+    On several ranks each reads only its part of the weights (`siirl.models.pretrained.plan_model`).
+    """
+    from transformers import AutoTokenizer
 
     assert settings.path is not None
     folder = find(settings.path)
@@ -193,16 +201,14 @@ def load_reward_model(
     options = {"trust_remote_code": settings.trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        classifier, report = AutoModelForSequenceClassification.from_pretrained(
-            source, dtype="auto", output_loading_info=True, **options
-        )
+        classifier, missing = _classifier(source, **options)
     except OSError as error:
         raise MissingAssetError(f"{KEY}={source} cannot be read: {_first_line(error)}") from error
     except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(
             f"{KEY}={source} cannot be read as a sequence classifier: {_first_line(error)}"
         ) from error
-    if missing := sorted(report["missing_keys"]):
+    if missing:
         raise CheckpointError(
             f"{KEY}={source} lacks {len(missing)} weights of a {type(classifier).__name__}, the "
             f"first of them {missing[0]!r}; these weights and the rewards would be random. Choose "
@@ -216,6 +222,25 @@ def load_reward_model(
         micro_batch_size=settings.micro_batch_size,
         place=source,
     )
+
+
+def _classifier(source: str, *, trust_remote_code: bool) -> tuple[Any, list[str]]:
+    """The classifier in its stored type, and the names of the weights that the files lack."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    kind = AutoModelForSequenceClassification
+    options = {"trust_remote_code": trust_remote_code}
+    config = AutoConfig.from_pretrained(source, **options)
+    if config.dtype is not None:
+        found = plan_model(kind, source, config, dtype=config.dtype, **options)
+        if found is not None:
+            planned_classifier, planned = found
+            planned_classifier.planned = planned
+            return planned_classifier, []
+    classifier, report = kind.from_pretrained(
+        source, dtype="auto", output_loading_info=True, **options
+    )
+    return classifier, sorted(report["missing_keys"])
 
 
 def _first_line(error: Exception) -> str:

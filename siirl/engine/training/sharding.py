@@ -17,9 +17,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from siirl.engine.training.collectives import Collectives, GroupOfProcesses
 from siirl.errors import ConfigError, InvariantError
-from siirl.models.adapters import Adaptable
 from siirl.models.checksum import checksum
 from siirl.models.weight_rows import full_tensor
+from siirl.models.weights import planned_weights
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,9 @@ def require_equal_weights(module: nn.Module, *, ranks: Collectives) -> None:
         for name, tensor in module.state_dict().items()
     }
     for name, part in module.named_modules():
-        if isinstance(part, Adaptable) and part.planned is not None:
-            prints[f"files of {name or 'the module'}"] = part.planned.fingerprint
+        planned = planned_weights(part)
+        if planned is not None:
+            prints[f"files of {name or 'the module'}"] = planned.fingerprint
     for rank, others in enumerate(ranks.gather_objects(prints)):
         different = [name for name in {**prints, **others} if prints.get(name) != others.get(name)]
         if different:
