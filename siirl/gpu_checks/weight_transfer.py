@@ -70,7 +70,7 @@ def to_acting_copy(trial: Trial) -> None:
         shape = {**QWEN_1_5B, "tie_word_embeddings": False}
     with torch.device(trial.device):
         model = LanguageModel(Qwen2ForCausalLM(Qwen2Config(**shape)).eval())
-    copied = acting_copy(model, torch.bfloat16)
+    copied = acting_copy(model, torch.bfloat16, device=trial.device)
     _sync(trial, model, acting=copied, engine=_PlaceholderEngine())
 
 
