@@ -254,8 +254,8 @@ class RankBuilder(abc.ABC):
         """Read all weights of a planned policy on the device, frozen ones in the compute dtype."""
         if self.compute_dtype is not None:
             narrow_frozen(policy, self.compute_dtype)
-        move_to(policy, self.device)
         materialise(policy, self.device)
+        move_to(policy, self.device)  # what was not planned: buffers, adapters, small policies
         return policy
 
     @abc.abstractmethod

@@ -106,8 +106,8 @@ def await_weights(
     if compute_dtype is not None:
         for weight in module.parameters():
             weight.data = weight.data.to(compute_dtype)
-    move_to(module, torch.device(device))
     give_memory(module, torch.device(device))
+    move_to(module, torch.device(device))
     for part in module.modules():
         if isinstance(part, Adaptable):
             part.planned = None
