@@ -364,8 +364,8 @@ class Environment(abc.ABC):
             if not isinstance(info, Mapping):
                 raise WrongForm(f"{call} returned the info {info!r:.80}: return a dict.")
             total = _added(total, reward, num_agents=self.spec.num_agents, call=call)
-            frames.extend(info.get("frames", {}))
-            if terminated or truncated:
+            frames.extend(frames_of(info, call=call))
+            if _is_over(terminated, truncated, call=call):
                 break
         info = {**info, "executed": executed}
         if frames.streams:
@@ -390,6 +390,33 @@ class Environment(abc.ABC):
 
     async def close(self) -> None:  # noqa: B027  (optional: most environments hold nothing)
         """Release simulators and processes; a second call does nothing."""
+
+
+def frames_of(info: Mapping[str, Any], *, call: str) -> Mapping[str, Frames]:
+    """`info["frames"]` of a user's `call`; empty without it.
+
+    Raises:
+        WrongForm: It is something else.
+    """
+    found = info.get("frames", {})
+    if not isinstance(found, Mapping) or not all(
+        isinstance(each, Frames) for each in found.values()
+    ):
+        raise WrongForm(
+            f"{call} returned info['frames']={found!r:.80}: return the Frames of each stream, or "
+            "give the entry another name."
+        )
+    return found
+
+
+def _is_over(terminated: Any, truncated: Any, *, call: str) -> bool:
+    try:
+        return bool(terminated) or bool(truncated)
+    except ValueError as error:  # an array of several
+        raise WrongForm(
+            f"{call} returned terminated={terminated!r:.40} and truncated={truncated!r:.40}: "
+            "return two bools, also for several agents."
+        ) from error
 
 
 def _added(total: Any, reward: Any, *, num_agents: int, call: str) -> Any:

@@ -27,6 +27,7 @@ from envs.base import (
     ServerAway,
     WrongForm,
     answer_of,
+    frames_of,
 )
 from envs.mistakes import describe_exit, text_of
 from envs.registry import make_env
@@ -221,15 +222,17 @@ class _HostedEnvironment:
                     case "reset":
                         seed, options = request.arguments
                         self._frames = {}
+                        call = f"{type(self.environment).__name__}.reset"
                         observation, info = await answer_of(
                             self.environment.reset(seed=seed, options=options),
-                            call=f"{type(self.environment).__name__}.reset",
+                            call=call,
                             values=RESET_VALUES,
                         )
-                        return observation, self._keep_frames(info)
+                        return observation, self._keep_frames(info, call=call)
                     case "step_chunk":
                         *result, info = await self.environment.step_chunk(*request.arguments)
-                        return *result, self._keep_frames(info)
+                        call = f"{type(self.environment).__name__}.step_chunk"
+                        return *result, self._keep_frames(info, call=call)
                     case "frames":
                         return self._frames_of(*request.arguments)
 
@@ -244,10 +247,10 @@ class _HostedEnvironment:
         images = np.concatenate([part.images for part in parts])
         return Frames(images, tuple(step for part in parts for step in part.steps))
 
-    def _keep_frames(self, info: Any) -> Any:
+    def _keep_frames(self, info: Any, *, call: str) -> Any:
         if not isinstance(info, Mapping) or "frames" not in info:
             return info  # the client's checks refuse what is no Mapping
-        for stream, part in info["frames"].items():
+        for stream, part in frames_of(info, call=call).items():
             self._frames.setdefault(stream, []).append(part)
         return {name: value for name, value in info.items() if name != "frames"}
 

@@ -186,7 +186,7 @@ class ServerSupervisor:
             self._misshapen.add(env)
 
     def clear_wrong_form(self, env: int) -> None:
-        """An episode of environment `env` had results of the right form until its end."""
+        """An episode of environment `env` has ended, and its results had the right form."""
         self._misshapen.discard(env)
 
     async def close(self) -> None:

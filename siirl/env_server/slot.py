@@ -172,12 +172,16 @@ class Slot:
     def end_episode(self) -> None:
         """Forget the episode; `EnvPool.slot` calls this when the slot is returned.
 
-        An episode that failed has been forgotten before.
+        An episode with a `WrongForm` has been forgotten before.
         """
+        self._forget_episode()
+        self.supervisor.clear_suspicion(self._env)
+
+    def _forget_episode(self) -> None:
+        """Forget an episode that has ended without a `WrongForm`."""
         if self._episode is not None and self._episode.calls:
             self.supervisor.clear_wrong_form(self._env)
         self._episode = None
-        self.supervisor.clear_suspicion(self._env)
 
     async def _carry_out(self, method: Any, arguments: tuple[Any, ...]) -> Any:
         """Make a call of the running episode; after a server failure, on the next server."""
@@ -190,12 +194,15 @@ class Slot:
                 break
             except ServerFault as fault:
                 self._allow_another_try(episode, fault)
-            except (EpisodeFailed, WrongForm) as failed:
+            except EpisodeFailed as failed:
+                self._forget_episode()
                 self._give_up(episode, str(failed).rstrip("."))
+            except WrongForm as wrong:
+                self._give_up(episode, str(wrong).rstrip("."))
             except (ValueError, asyncio.CancelledError):
                 # part of such a chunk may have been executed: the episode's state is unknown
                 if self._episode is episode:
-                    self._episode = None
+                    self._forget_episode()
                 raise
         OCCUPATION.record_progress()
         if method != "frames":

@@ -10,7 +10,7 @@ from local_pools import local_pool, run_episode, run_episodes
 from probe_envs import WalkEnv
 from virtual_time import run_in_virtual_time
 
-from envs.base import FrameRequest
+from envs.base import EpisodeFailed, FrameRequest
 from siirl.engine.rollout.workflow import RolloutResult
 from siirl.env_server.server import RaisedError
 from siirl.env_server.tally import Tally
@@ -65,15 +65,17 @@ class BreakingEnv(WalkEnv):
     every later one, until the environment is made again.
     """
 
-    def __init__(self, faulty, breaks, replayable=True):
+    def __init__(self, faulty, breaks, replayable=True, failing=()):
         super().__init__()
         self.spec = replace(self.spec, replayable=replayable)
-        self.faulty, self.breaks, self.broken = faulty, breaks, False
+        self.faulty, self.breaks, self.broken, self.failing = faulty, breaks, False, failing
 
     async def step(self, action):
         if self.broken or self._seed in self.faulty:
             self.broken = self.breaks
             return None
+        if self._seed in self.failing:
+            raise EpisodeFailed("it cannot be scored")
         return await super().step(action)
 
 
@@ -83,10 +85,18 @@ class BreakingEnv(WalkEnv):
         ((1,), (), {"breaks": True}, {1, 2}, 1),
         ((1, 3), (), {"breaks": False}, {1, 3}, 0),
         ((1, 3), (2,), {"breaks": False}, {1, 3}, 0),
+        ((1, 3), (), {"breaks": False, "failing": (2,)}, {1, 2, 3}, 0),
         ((1, 2), (), {"breaks": False}, {1, 2}, 1),
         ((1,), (), {"breaks": True, "replayable": False}, {1, 2, 3, 4}, 0),
     ],
-    ids=["broken", "two apart", "two apart, left between", "two in a row", "not replayable"],
+    ids=[
+        "broken",
+        "two apart",
+        "two apart, left between",
+        "two apart, another failure between",
+        "two in a row",
+        "not replayable",
+    ],
 )
 def test_an_environment_with_results_of_a_wrong_form_in_two_episodes_in_a_row_is_made_again(
     faulty, left, kwargs, failed, replacements, caplog
@@ -111,6 +121,52 @@ def test_an_environment_with_results_of_a_wrong_form_in_two_episodes_in_a_row_is
     assert (stats["env/replays"], stats["env/failures"]) == (0, len(failed))
     replaced = [record for record in caplog.records if "is replaced" in record.message]
     assert len(replaced) == replacements
+
+
+class CounterEnv(WalkEnv):
+    """Its info has a number of its own under the name that is kept for images."""
+
+    def __init__(self, resets=True):
+        super().__init__()
+        self.resets = resets
+
+    async def reset(self, *, seed, options=None):
+        observation, info = await super().reset(seed=seed, options=options)
+        return observation, {**info, **({"frames": 0} if self.resets else {})}
+
+    async def step(self, action):
+        *result, info = await super().step(action)
+        return *result, {**info, "frames": {"count": 1}}
+
+
+class FlagsEnv(WalkEnv):
+    """Tells for two agents whether they have ended, although it has one."""
+
+    async def step(self, action):
+        observation, reward, _, _, info = await super().step(action)
+        return observation, reward, np.array([False, True]), False, info
+
+
+@pytest.mark.parametrize(
+    ("cls", "kwargs", "words"),
+    [
+        (CounterEnv, {}, "CounterEnv.reset returned info['frames']=0: return the Frames of each"),
+        (CounterEnv, {"resets": False}, "CounterEnv.step returned info['frames']={'count': 1}: "),
+        (
+            FlagsEnv,
+            {},
+            "FlagsEnv.step returned terminated=array([False,  True]) and truncated=False",
+        ),
+    ],
+)
+def test_frames_and_flags_of_another_form_fail_their_episode_in_a_sentence(cls, kwargs, words):
+    async def episode():
+        async with local_pool(f"{__name__}:{cls.__name__}", kwargs) as pool:
+            return (await run_episodes(pool, [1]))[0], pool.stats()
+
+    failed, stats = asyncio.run(episode())
+    assert failed.culprit.startswith(words)
+    assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
 
 
 class NoInfoEnv(WalkEnv):
