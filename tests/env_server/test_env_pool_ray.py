@@ -75,7 +75,7 @@ def is_running(process: int) -> bool:
     try:
         with open(f"/proc/{process}/stat") as status:
             return status.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter: it ended between open and read
         return False
 
 
