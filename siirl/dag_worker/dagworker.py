@@ -317,7 +317,12 @@ class DAGWorker:
         if node.node_type is NodeType.BARRIER_SYNC:
             self._meet_at(node)
 
-        def settle(returned: TensorDict) -> None:
+        def settle(returned: Any) -> None:
+            if not isinstance(returned, TensorDict):
+                raise InvariantError(
+                    "A node's function returns a TensorDict, such as its changed `batch`, or a "
+                    f"NodeOutput with one, and this one returned a {type(returned).__name__}."
+                )
             place_rewards(returned, before=batch)  # those of a custom node may be wider
             check_shapes(returned)
 

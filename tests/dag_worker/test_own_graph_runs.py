@@ -119,6 +119,10 @@ def without_rows(batch: TensorDict) -> TensorDict:
     return TensorDict(dict(batch.items()), batch_size=[])
 
 
+def in_a_dict(batch: TensorDict) -> dict[str, Any]:
+    return dict(batch.items())
+
+
 def insatiable(batch: TensorDict) -> NodeOutput:
     return NodeOutput(batch=batch, more_prompts=1)
 
@@ -128,6 +132,7 @@ def insatiable(batch: TensorDict) -> NodeOutput:
     [
         (narrow, (), r"differ in width: .*'response_mask': 3,.*\(while .*'mine'"),
         (without_rows, (), r"batch_size=\[\], which is not its number of rows.*\(while .*'mine'"),
+        (in_a_dict, (), r"returns a TensorDict, .* this one returned a dict\..*\(while .*'mine'"),
         (insatiable, (), "Node 'mine' still requests more prompts after 4 refills in step 1"),
         (insatiable, ("algorithm.filter.max_refills=1",), "max_refills=1 permits no more"),
     ],
