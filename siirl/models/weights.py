@@ -182,8 +182,20 @@ def give_memory(module: nn.Module, device: torch.device) -> None:
 
 
 def move_to(module: nn.Module, device: torch.device) -> None:
-    """Move all weights and buffers that have memory."""
+    """Move all weights and buffers that have memory.
+
+    Weights on the meta device stay the same objects, so that tied ones stay tied, even if torch
+    replaces parameters (`torch.__future__.set_overwrite_module_params_on_conversion`).
+    """
+    without_memory = [
+        (part, name, weight)
+        for part in module.modules()
+        for name, weight in part._parameters.items()
+        if weight is not None and weight.is_meta
+    ]
     module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    for part, name, weight in without_memory:
+        part._parameters[name] = weight
 
 
 def stored_shapes(place: Path) -> dict[str, tuple[int, ...]]:

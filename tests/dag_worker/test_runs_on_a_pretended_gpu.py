@@ -12,8 +12,11 @@ from envs.registry import env_spec
 from siirl.dag_worker import dagworker, stages
 from siirl.dag_worker.accounting import work_of_update
 from siirl.dag_worker.embodied_components import EmbodiedBuilder
+from siirl.dag_worker.text_components import TextBuilder
 from siirl.engine.training.collectives import OneProcess
+from siirl.models.weights import move_to
 from siirl.params import sizes
+from siirl.params.env_spec import describe_env
 from siirl.params.parser import parse_config
 
 SHORT = (
@@ -70,3 +73,15 @@ def test_an_evaluated_policy_is_on_the_device_of_its_rank(tmp_path: Path):
         weights = list(make.evaluated().parameters())
     assert weights
     assert all(isinstance(weight.data, OnGpu) for weight in weights)
+
+
+def test_tied_weights_of_a_planned_reference_stay_tied():
+    """`module.to` replaces parameters here; the second name of a tied weight is in no file."""
+    config = parse_config(("pipeline=grpo", "env=math"))
+    with pretended_gpu() as gpu:
+        make = TextBuilder(config, describe_env(config), ranks=OneProcess(), device=gpu)
+        planned = make.initial(None)
+        assert all(weight.is_meta for weight in planned.parameters())
+        move_to(planned, gpu)
+        causal_lm = planned.causal_lm
+        assert causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight
