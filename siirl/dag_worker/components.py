@@ -166,6 +166,15 @@ def cut_by_chunk(actor: ActorArguments) -> RowCutting | None:
     return None if chunks is None else functools.partial(chunk_windows, chunks=chunks)
 
 
+def sharding_of(actor: ActorArguments) -> Sharding:
+    """How FSDP2 shards the policy, its reference and the critic."""
+    return Sharding(
+        reshard_after_forward=actor.reshard_after_forward,
+        reduce_once=actor.reduce_once,
+        shard_ranks=actor.fsdp_size,
+    )
+
+
 def make_kl_controller(control: KLCtrlArguments) -> FixedKLController:
     """Build the coefficient of the KL in the reward, fixed or adaptive."""
     if control.type == "fixed":
@@ -319,11 +328,7 @@ class RankBuilder(abc.ABC):
             max_grad_norm=settings.actor.max_grad_norm,
             device=self.device,
             compute_dtype=self.compute_dtype,
-            sharding=Sharding(
-                reshard_after_forward=settings.actor.reshard_after_forward,
-                reduce_once=settings.actor.reduce_once,
-                shard_ranks=settings.actor.fsdp_size,
-            ),
+            sharding=sharding_of(settings.actor),
             offload=settings.actor.offload_optimizer if trained else settings.ref.offload,
             compiler=COMPILER if settings.actor.use_torch_compile else None,
             work=training_flops,

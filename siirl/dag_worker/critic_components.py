@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from siirl.dag_worker.components import sharding_of
 from siirl.engine.critic.critic import Critic
 from siirl.engine.critic.value_model import ValueModel
 from siirl.engine.training.batch_loss import Scorer
@@ -50,7 +51,8 @@ def make_critic(
 
     Args:
         settings: Settings of the critic.
-        policy: Settings of the policy, whose mini-batches are the critic's by default.
+        policy: Settings of the policy: sharding and offloading are the critic's too, and
+            mini-batches by default.
         trainer: Length and seed of the run.
         steps: Optimiser steps of a training step (`siirl.dag_worker.components.Updates`).
         trunk: A copy of the policy without its head, used only by the critic: `PolicyFeatures` or a
@@ -81,6 +83,8 @@ def make_critic(
         max_grad_norm=settings.max_grad_norm,
         device=device,
         compute_dtype=compute_dtype,
+        sharding=sharding_of(policy.actor),
+        offload=policy.actor.offload_optimizer,
         **engine_options,
     ).initialize()
     return Critic(

@@ -32,7 +32,11 @@ from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.weight_sync import ActingWeights
 from siirl.env_server.pool import EnvPool
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
-from siirl.models.language_model import LanguageModel, load_language_model
+from siirl.models.language_model import (
+    LanguageModel,
+    load_language_model,
+    recompute_activations,
+)
 from siirl.params import SiiRLArguments
 from siirl.params.agents import rows_per_episode
 from siirl.params.domains import SERVER
@@ -79,7 +83,10 @@ class TextBuilder(RankBuilder):
 
     def critic(self, steps: int) -> Critic:
         """See `RankBuilder`; one row per agent."""
-        trunk = without_head(self.initial(self.config.critic.path))
+        model = self.initial(self.config.critic.path)
+        if self.model.gradient_checkpointing:
+            recompute_activations(model)
+        trunk = without_head(model)
         return make_critic(
             self.config.critic,
             policy=self.config.actor_rollout_ref,

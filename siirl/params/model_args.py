@@ -106,7 +106,7 @@ class ModelArguments:
     )
     gradient_checkpointing: bool = option(
         False,
-        "Recompute activations in the backward pass instead of storing them.",
+        "Recompute activations of policy and critic in the backward pass instead of storing them.",
         why="saves memory for a third more compute",
         text_only=NO_RECOMPUTING,
     )
@@ -209,20 +209,20 @@ class ActorArguments:
     reshard_after_forward: bool = option(
         True,
         "Free a block's gathered weights after its forward pass, and gather them again for the "
-        "backward pass. Several ranks.",
+        "backward pass. Several ranks; also of a critic.",
         why="holds one block in memory instead of the whole model; false saves a third of the "
         "traffic",
     )
     reduce_once: bool = option(
         False,
         "Sum gradients over ranks after the last micro-batch of an optimiser step instead of after "
-        "each. Several ranks.",
+        "each. Several ranks; also for a critic.",
         why="true keeps a whole gradient on each rank",
     )
     fsdp_size: int | None = option(
         None,
         "Ranks that share one copy of the weights, gradients and moments; each group of that "
-        "size holds one copy. null: all ranks share one.",
+        "size holds one copy. null: all ranks share one. Also of a critic.",
         why="takes the least memory; groups of one machine's ranks are faster on a slow network",
         minimum=1,
     )
@@ -234,7 +234,7 @@ class ActorArguments:
     )
     offload_optimizer: bool = option(
         False,
-        "Keep Adam's moments in host memory except during the optimiser's step.",
+        "Keep Adam's moments, also a critic's, in host memory except during the optimiser's step.",
         why="it copies 8 bytes per trained weight there and back in each step",
     )
     loss: str = option(

@@ -130,13 +130,12 @@ def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
     """
     policy = config.actor_rollout_ref
     parameters = policy_parameters(policy.model)
-    trained = 0 if policy.model.lora.rank else trained_parameters(policy.model)
-    moments = MOMENTS_BYTES_PER_PARAMETER * trained
     changing = _changing_parameters(policy.model, models=models)
+    moments = MOMENTS_BYTES_PER_PARAMETER * changing
     # frozen weights are copied for the first checkpoint
-    copied = BYTES_PER_PARAMETER * models * parameters + MOMENTS_BYTES_PER_PARAMETER * changing
+    copied = BYTES_PER_PARAMETER * models * parameters + moments
     copied *= config.trainer.save_freq > 0
-    offloaded = (  # a critic's moments stay
+    offloaded = (
         moments * policy.actor.offload_optimizer
         + BYTES_PER_PARAMETER * parameters * policy.ref.offload
     )

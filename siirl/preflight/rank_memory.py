@@ -3,8 +3,8 @@
 FSDP2 shards weights, gradients and moments evenly over the ranks, and gathers one block at a time
 in the compute dtype. A single rank computes under autocast, which casts a weight for each
 product and keeps the copy for the backward pass. A step has three phases: rollout, the passes of an
-update, and the optimiser's step; with a critic also the passes of its update. Each frees its memory
-before the next. The table shows each; the largest decides.
+update, and the optimiser's step; a critic adds an update and an optimiser's step. Each frees its
+memory before the next. The table shows each; the largest decides.
 
 Left out: passes of a reward model, and its weights on ranks that only roll out; the other agents of
 a job with several policies; fragmentation and the CUDA context (`gpu_fit.USABLE` leaves room for
@@ -24,7 +24,6 @@ from siirl.params.critic_sizes import critic_update
 from siirl.params.data_args import DataArguments
 from siirl.params.domains import SERVER, VLLM, is_text
 from siirl.params.model_args import (
-    ActorArguments,
     ActorRolloutRefArguments,
     LoraArguments,
     ModelArguments,
@@ -60,8 +59,10 @@ class RankMemory:
         and updates one after the other.
         """
         own = tuple((f"critic's {name}", size) for name, size in critic.held)
-        update = ("critic's update", dict(critic.phases)["update"])
-        return dataclasses.replace(self, held=(*self.held, *own), phases=(*self.phases, update))
+        phases = tuple(
+            (f"critic's {name}", parts) for name, parts in critic.phases if name != "rollout"
+        )
+        return dataclasses.replace(self, held=(*self.held, *own), phases=(*self.phases, *phases))
 
     @property
     def peak(self) -> tuple[str, float]:
@@ -334,20 +335,18 @@ class PolicyMemory:
 
 
 def critic_memory(policy: PolicyMemory, config: SiiRLArguments) -> PolicyMemory | None:
-    """Memory of the critic beside `policy`; None if its shape is unknown.
-
-    A critic has no adapters, is not compiled and keeps its moments on the GPU; that of a language
-    model does not recompute activations (`siirl.dag_worker.critic_components`).
+    """Memory of the critic beside `policy`, without adapters and not compiled; None if its shape is
+    unknown (`siirl.dag_worker.critic_components`).
     """
     settings = config.actor_rollout_ref
     shape = model_shape(settings.model, path=config.critic.path, critic=True)
     if shape is None:
         return None
-    model = dataclasses.replace(settings.model, lora=LoraArguments(), gradient_checkpointing=False)
-    actor = ActorArguments(
+    model = dataclasses.replace(settings.model, lora=LoraArguments())
+    actor = dataclasses.replace(
+        settings.actor,
         micro_batch_size=critic_update(config.critic, settings.actor).micro_batch_size,
-        micro_batch_tokens=settings.actor.micro_batch_tokens,
-        micro_batch_chunks=settings.actor.micro_batch_chunks,
+        use_torch_compile=False,
     )
     return dataclasses.replace(
         policy,

@@ -10,14 +10,17 @@ import pytest
 import torch
 from one_process import run, untimed
 from tiny_training import stored_weights
+from torch.autograd.graph import saved_tensors_hooks
 
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
 from siirl.dag_worker.text_components import TextBuilder
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.reference import WithoutAdapter
+from siirl.engine.critic.critic import Critic
 from siirl.engine.reward_manager.reward_model import load_reward_model
 from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.offload import STAYING, OffloadedTensors
 from siirl.files.paths import find
 from siirl.params import RewardModelArguments
 from siirl.params.env_spec import describe_env
@@ -42,6 +45,36 @@ def train(folder: Path, *overrides: str) -> list[StepDone]:
 
 def answers(folder: Path, step: int) -> list[dict]:
     return list(read_rollouts(folder / "rollouts", kind="train", step=step))
+
+
+# The critic
+
+
+def test_the_critic_is_sharded_offloaded_and_recomputed_as_the_policy_is():
+    actor = "actor_rollout_ref.actor"
+
+    def critic_of(*words: str) -> Critic:
+        config = parse_config([*SMALL, "pipeline=ppo", *words])
+        return TextBuilder(config, describe_env(config), ranks=ONE, device=CPU).critic(1)
+
+    def saved(critic: Critic) -> int:
+        """Bytes that autograd keeps of a forward pass."""
+        kept = []
+        ids = torch.arange(40)[None]
+        with saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda each: each):
+            critic.model(ids, ids)
+        return sum(tensor.nbytes for tensor in {id(each): each for each in kept}.values())
+
+    usual = critic_of()
+    economical = critic_of(
+        "actor_rollout_ref.model.gradient_checkpointing=true",
+        *(f"{actor}.offload_optimizer=true", f"{actor}.reduce_once=true"),
+    )
+    assert usual.engine.moments is STAYING
+    assert isinstance(economical.engine.moments, OffloadedTensors)
+    assert not usual.engine.sharding.reduce_once
+    assert economical.engine.sharding.reduce_once
+    assert saved(economical) < saved(usual) / 2
 
 
 # The reference of a KL

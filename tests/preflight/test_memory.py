@@ -202,12 +202,12 @@ def test_beside_gpus_the_host_holds_copies_and_what_is_offloaded(
     assert len(parts) == len(dict(training_memory(job(), SPEC, models=1))) - 1 + len(expected)
 
 
-def test_the_moments_of_a_critic_stay_on_its_gpu() -> None:
+def test_the_moments_of_a_critic_are_offloaded_with_those_of_the_policy() -> None:
     offloading = job("actor_rollout_ref.actor.offload_optimizer=true")
     alone, beside = (
         dict(training_memory(offloading, SPEC, models=models, on_gpu=True)) for models in (1, 2)
     )
-    assert beside["offloaded"] == alone["offloaded"]
+    assert beside["offloaded"] == 2 * alone["offloaded"]
 
 
 def test_an_evaluation_holds_weights_once() -> None:
