@@ -33,6 +33,24 @@ def users_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSumm
     return (own or frames)[-1]
 
 
+class UsersError(Exception):
+    """Stands for an error of user code in another process; its text is the report. The error itself
+    would lose its traceback on the way, and may not be picklable.
+    """
+
+
+def users_report(error: Exception) -> str | None:
+    """Traceback of an error from the first frame of a user on; None if no user code ran."""
+    if isinstance(error, UsersError):
+        return "\n".join([str(error), *getattr(error, "__notes__", ())])
+    trace = error.__traceback__
+    while trace is not None and not is_user_frame(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if trace is None:
+        return None
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+
+
 @contextmanager
 def user_code(
     fault: Callable[[str], Exception],

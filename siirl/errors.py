@@ -69,12 +69,6 @@ class TensorError(SiirlError, ValueError):
     """An invalid tensor: wrong shape, NaN or infinity, or a mask with values other than 0 and 1."""
 
 
-class UsersNodeNote(str):
-    """A note on an error in a node whose function is a user's."""
-
-    __slots__ = ()
-
-
 REFUSALS = (ConfigError, MissingAssetError, CheckpointError)
 """Errors raised before a run starts; changing the job remedies them."""
 

@@ -6,11 +6,10 @@ Left out: signal handlers (`siirl.interrupts`).
 import os
 import select
 import signal
-import traceback
 from collections.abc import Callable, Sequence
 
-from envs.mistakes import describe_exit, is_user_frame
-from siirl.errors import REFUSALS, SiirlError, UsersNodeNote
+from envs.mistakes import describe_exit, users_report
+from siirl.errors import REFUSALS, SiirlError
 from siirl.interrupts import Interrupted
 from siirl.terminal.terminal_lines import say
 
@@ -35,60 +34,43 @@ def exit_status(
         run: The command; may return a status, None is 0.
         what: Subject of the message about a failure, for example `the run`; None if the failure's
             message is a whole sentence.
-        failures: Exceptions whose message suffices for a user; others keep their traceback.
+        failures: Exceptions whose message suffices for a user; others keep their traceback, from
+            the first frame of a user on if there is one.
         place: Output of the command, for example `--output FILE`; an OSError is then reported as a
             failure to write there.
         notes: Whether the notes attached to an error are printed.
     """
-    caught: tuple[type[Exception], ...] = (*failures, OSError)
     try:
         status = run()
         print(end="", flush=True)
         return status or 0
     except REFUSALS as error:
         return end(REFUSED, str(error), error if notes else None)
-    except caught as error:
+    except Exception as error:
         if isinstance(error, BrokenPipeError) and (closed := without_reader(OUTPUTS)):
             return end_without_reader(closed)
         if isinstance(error, OSError) and place is not None:
             return end(FAILED, cannot_write(place, error), error if notes else None)
-        if not isinstance(error, failures):
-            if not _says_error_of_node(error):
-                raise
-            return FAILED
-        subject = "" if what is None else f"{what} failed: "
-        return end(FAILED, f"{subject}{error}", error if notes else None)
+        if isinstance(error, failures):
+            subject = "" if what is None else f"{what} failed: "
+            return end(FAILED, f"{subject}{error}", error if notes else None)
+        report = users_report(error)
+        if report is None:
+            raise
+        say(report)
+        return FAILED
     except SystemExit as error:  # of a user's code: sys.exit(0) would end the command silently
         subject = "the command" if what is None else what
         sentence = f"{subject} failed: code that it called ended with {describe_exit(error)}."
         return end(FAILED, sentence, error if notes else None)
     except KeyboardInterrupt as interrupt:
         return end(interrupted(interrupt), "interrupted", interrupt if notes else None)
-    except Exception as error:
-        if not _says_error_of_node(error):
-            raise
-        return FAILED
 
 
 def end(status: int, sentence: str, error: BaseException | None) -> int:
     """Print why the command ends, with the notes attached to `error` if given; returns `status`."""
     say("\n".join([f"siirl: {sentence}", *getattr(error, "__notes__", ())]))
     return status
-
-
-def _says_error_of_node(error: Exception) -> bool:
-    """Print an error that a user's node raised, with the traceback from the node's function on;
-    return whether it is one.
-    """
-    if not any(isinstance(note, UsersNodeNote) for note in getattr(error, "__notes__", ())):
-        return False
-    trace = error.__traceback__
-    while trace is not None and not is_user_frame(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    if trace is None:
-        return False
-    say("".join(traceback.format_exception(error.with_traceback(trace))).rstrip())
-    return True
 
 
 def interrupted(interrupt: KeyboardInterrupt) -> int:

@@ -19,8 +19,8 @@ from numbers import Integral
 from operator import methodcaller
 from typing import Any
 
-from envs.mistakes import PACKAGES, describe_exit
-from siirl.errors import ConfigError, InvariantError, RunFailed, UsersNodeNote
+from envs.mistakes import describe_exit
+from siirl.errors import ConfigError, InvariantError, RunFailed
 from siirl.execution.dag.columns import Columns, column_set, declared_columns
 from siirl.execution.dag.function_names import (
     arguments_for,
@@ -288,8 +288,7 @@ class Node:
             yield
         except Exception as error:
             self.status = NodeStatus.FAILED
-            note = f"(while {self.label} ran)"
-            error.add_note(UsersNodeNote(note) if self._is_users() else note)
+            error.add_note(f"(while {self.label} ran)")
             raise
         except SystemExit as error:  # it would end the run without a message
             self.status = NodeStatus.FAILED
@@ -297,13 +296,6 @@ class Node:
                 f"A function that {self.label} called ended with {describe_exit(error)}."
             ) from error
         self.status = NodeStatus.COMPLETED
-
-    def _is_users(self) -> bool:
-        """Whether its function is known, and none of siirl's."""
-        if self._executable is None:
-            return False
-        module = getattr(self._executable, "__module__", "")  # a method of a C type has none
-        return str(module).partition(".")[0] not in PACKAGES
 
     def _keys_read(self) -> frozenset[str]:
         """Keys of `config` that siirl reads from such a node."""

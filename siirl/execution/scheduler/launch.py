@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.mistakes import UsersError, users_report
 from siirl.errors import RunFailed, SiirlError
 from siirl.execution.scheduler.placement import (
     ClusterLayout,
@@ -303,6 +304,12 @@ class _Rank:
             for item in self.make(rank=self.rank, init_method=init_method).run():
                 if self.rank == 0:
                     yield item
+        except SiirlError:
+            raise
+        except Exception as error:
+            if report := users_report(error):
+                raise UsersError(report) from error
+            raise
         finally:
             if self.meeting is not None:
                 self.meeting.close()
