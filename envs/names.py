@@ -1,4 +1,4 @@
-"""Formats known names for error messages. Left out: the sentence around them."""
+"""Formats known names for error messages, and refuses names of a wrong form."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -37,6 +37,15 @@ def listed(name: object, known: Iterable[str]) -> str:
     others = len(names) - LISTED
     shown = ", ".join(other for other in names if other in alike)
     return f"{shown} and {others} other{'s' if others > 1 else ''}"
+
+
+def refuse_path(module: str, *, what: str) -> None:
+    """Raise ValueError for the path of a file, or a relative name, in place of a module's name."""
+    if "/" in module or module.startswith(".") or module.endswith(".py"):
+        raise ValueError(
+            f"{what}: {module!r} is not the name of a module: write it with dots and without .py, "
+            "as in my_package.my_module, and put its folder on PYTHONPATH."
+        )
 
 
 def listed_tasks(tasks: Sequence[str]) -> str:

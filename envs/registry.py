@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from envs.base import Environment, EnvSpec
 from envs.mistakes import place_of
-from envs.names import listed, nearest
+from envs.names import listed, nearest, refuse_path
 from envs.spec_process import SHIPPED, user_env_spec, warn_of
 
 ENVS: dict[str, str] = {
@@ -72,6 +72,7 @@ def env_class(name: str) -> type[Environment]:
             f"Unknown environment {name!r}.{nearest(name, tuple(ENVS))} "
             f"Known: {listed(name, sorted(ENVS))}; or give module:Class."
         )
+    refuse_path(module_name, what=f"Environment {name!r}")
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

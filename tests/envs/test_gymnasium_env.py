@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from envs.base import IMAGES, PROPRIOCEPTION, FrameRequest
 from envs.gymnasium import GymnasiumEnv
+from envs.registry import make_env
 
 GREY = np.arange(12, dtype=np.uint8).reshape(3, 4)
 
@@ -285,6 +286,18 @@ def test_a_package_that_registers_its_environments_is_imported_as_gymnasium_does
             ValueError,
             r":Mine' is a class, not a Gymnasium id: register it in .*, and give the id .*:Mine-v0\.",
         ),
+        (
+            "import gymnasium\nclass Mine: pass\ngymnasium.register('Own-v3', entry_point=Mine)",
+            "Mine",
+            ValueError,
+            r"not a Gymnasium id: give the id that it is registered by, \w+:Own-v3\.",
+        ),
+        (
+            "from envs.base import Environment\nclass Mine(Environment): pass",
+            "Mine",
+            ValueError,
+            r"not a Gymnasium id: it follows .*, so set env=custom env\.name=\w+:Mine\.",
+        ),
     ],
 )
 def test_missing_ids_and_modules_of_a_package_are_reported(package, text, wrong, error, sentence):
@@ -297,6 +310,15 @@ def test_a_missing_module_is_reported():
         ValueError, match="'no_such_module:My-v0': there is no module 'no_such_module' to import"
     ):
         GymnasiumEnv(id="no_such_module:My-v0")
+
+
+@pytest.mark.parametrize("module", ["./own", "own.py", ".own", "/tmp/own.py"])
+def test_the_path_of_a_module_is_refused_with_the_remedy(module):
+    remedy = f"'{module}' is not the name of a module: write it with dots and without .py"
+    with pytest.raises(ValueError, match=remedy):
+        GymnasiumEnv(id=f"{module}:Mine-v0")
+    with pytest.raises(ValueError, match=remedy):
+        make_env(f"{module}:Mine")
 
 
 def test_actions_are_counted_from_zero_wherever_the_environment_begins():
