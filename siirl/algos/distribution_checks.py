@@ -9,7 +9,7 @@ would train without a symptom. `check_own` looks for them once, at the first obs
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -199,24 +199,32 @@ def _require_finite(distribution: ActionDistribution, **found: torch.Tensor) -> 
 
 def _cause(distribution: ActionDistribution, method: str) -> str:
     """What gave the results of a method NaN or infinity, and the remedy."""
-    tensors = {
-        field: value
-        for field, value in vars(distribution).items()
-        if isinstance(value, torch.Tensor)
-    }
-    wrong = [name for name, each in tensors.items() if bool((each.isnan() | each.isposinf()).any())]
-    if wrong:
+    tensors = dict(_tensors("", distribution))
+    if wrong := [name for name, each in tensors.items() if bool(each.isnan().any())]:
         fields, have = _named(wrong)
-        return f"{fields} already {have} them: fix the policy's `forward`"
-    # masked logits are -infinity, so these numbers may be intended
-    lowest = [name for name, each in tensors.items() if bool(each.isneginf().any())]
-    if lowest:
-        fields, have = _named(lowest)
+        return f"{fields} already {have} NaN: fix the policy's `forward`"
+    if infinite := [name for name, each in tensors.items() if bool(each.isinf().any())]:
+        fields, have = _named(infinite)
         return (
-            f"{fields} {have} -infinity: fix the policy's `forward` unless that marks impossible "
-            f"choices, or fix `{method}`"
+            f"{fields} {have} infinity: fix the policy's `forward` unless that is meant, as for "
+            f"impossible choices or a missing bound, or fix `{method}`"
         )
     return f"no field has them: fix `{method}`"
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a value and in its parts, to any depth, with their dotted names."""
+    parts: Mapping[Any, Any] = {}
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif dataclasses.is_dataclass(value):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif isinstance(value, Mapping):
+        parts = value
+    elif isinstance(value, list | tuple):
+        parts = dict(enumerate(value))
+    for part, inner in parts.items():
+        yield from _tensors(f"{name}.{part}" if name else str(part), inner)
 
 
 def _named(fields: Sequence[str]) -> tuple[str, str]:

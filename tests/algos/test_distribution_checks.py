@@ -132,15 +132,14 @@ def test_a_method_whose_numbers_are_not_finite_is_named(method, function, caplog
 @pytest.mark.parametrize(
     ("mean", "log_std", "cause"),
     [
-        (math.nan, 0.0, "the field `mean` already has them: fix the policy's `forward`."),
-        (math.inf, 0.0, "the field `mean` already has them: fix the policy's `forward`."),
-        (math.nan, math.inf, "`mean` and `log_std` already have them: fix the policy's `forward`."),
-        (math.nan, -math.inf, "the field `mean` already has them: fix the policy's `forward`."),
+        (math.nan, 0.0, "the field `mean` already has NaN: fix the policy's `forward`."),
+        (math.nan, math.nan, "`mean` and `log_std` already have NaN: fix the policy's `forward`."),
+        (math.nan, -math.inf, "the field `mean` already has NaN: fix the policy's `forward`."),
         (
             -math.inf,
             0.0,
-            "the field `mean` has -infinity: fix the policy's `forward` unless that marks "
-            "impossible choices, or fix `mode`.",
+            "the field `mean` has infinity: fix the policy's `forward` unless that is meant, as for "
+            "impossible choices or a missing bound, or fix `mode`.",
         ),
     ],
 )
@@ -150,6 +149,26 @@ def test_a_policy_that_gives_its_distribution_bad_numbers_is_told_the_field(mean
         check_own(given, uniforms=3)
     assert str(caught.value).startswith("Own.mode returned NaN or infinity at the first obs")
     assert str(caught.value).endswith(cause)
+
+
+def test_the_field_with_bad_numbers_is_found_within_others():
+    @dataclass(eq=False, slots=True)
+    class Mixture(Gaussian):
+        """Its mode is that of its first part."""
+
+        parts: tuple[Gaussian, ...]
+        scales: dict[str, torch.Tensor]
+
+        def mode(self):
+            return self.parts[0].mode()
+
+    scales = {"high": torch.tensor(math.nan)}
+    given = Mixture(MEAN, LOG_STD, (Gaussian(MEAN * math.nan, LOG_STD),), scales)
+    with pytest.raises(
+        ConfigError,
+        match=r"mode .* the fields `parts\.0\.mean` and `scales\.high` already have NaN",
+    ):
+        check_own(given, uniforms=3)
 
 
 def test_logits_of_minus_infinity_may_mark_impossible_choices():
