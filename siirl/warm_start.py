@@ -25,6 +25,7 @@ from siirl.params.command_help import argument_parser, integer, path_flag, real
 from siirl.params.command_line import note_repeated
 from siirl.params.model_args import LARGEST_RATE
 from siirl.params.parser import parse_config
+from siirl.reporting.origin import ORIGIN_FILE
 from siirl.terminal import warning_lines
 from siirl.terminal.exit_status import exit_status
 
@@ -71,10 +72,16 @@ def check_places(flags: argparse.Namespace) -> None:
     """Check before the work that the output folder is writable; leaves no file there.
 
     Raises:
-        ConfigError: The place is not writable.
+        ConfigError: The place is not writable, or of a training run.
     """
     if flags.output.exists() and not flags.output.is_dir():
         raise ConfigError(f"--output {flags.output} is a file: name a folder.")
+    places = (flags.output.absolute(), *flags.output.absolute().parents)
+    if run := next((place for place in places if (place / ORIGIN_FILE).is_file()), None):
+        raise ConfigError(
+            f"--output {flags.output} is in the folder of a run, {run}, whose files it would mix "
+            "with or replace: name another folder."
+        )
     if flags.clips is not None and flags.clips.is_dir():
         raise ConfigError(f"--clips {flags.clips} is a folder: name a file in it.")
     for flag, folder in (

@@ -260,6 +260,13 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path, cap
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("below", [".", "checkpoints/step_00000003/actor"])
+def test_a_training_run_is_not_written_into(tmp_path, capsys, below):
+    (tmp_path / "origin.json").write_text("{}")
+    assert main(["--output", str(tmp_path / below), *ROBOT]) == 2
+    assert f"is in the folder of a run, {tmp_path}, whose files" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "told"),
     [
