@@ -204,7 +204,8 @@ def _print(words: Sequence[str]) -> None:
     if {"--help", "-h"} & set(words):
         print(described(__doc__, "siirl.completion"), flush=True)
     elif len(words) != 1:
-        raise ConfigError("No shell given. Type: siirl completion bash, zsh or fish.")
+        fault = "More than one word" if words else "No shell"
+        raise ConfigError(f"{fault} given. Type: siirl completion bash, zsh or fish.")
     else:
         print(script(words[0]), end="", flush=True)
 

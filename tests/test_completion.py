@@ -206,6 +206,10 @@ def test_the_flags_of_training_are_those_of_its_command_line() -> None:
     ("words", "sentence"),
     [
         ([], "siirl: No shell given. Type: siirl completion bash, zsh or fish.\n"),
+        (
+            ["bash", "zsh"],
+            "siirl: More than one word given. Type: siirl completion bash, zsh or fish.\n",
+        ),
         (["bahs"], "siirl: Unknown shell 'bahs'. Did you mean 'bash'? Known: bash, fish, zsh.\n"),
     ],
 )

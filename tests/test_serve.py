@@ -36,7 +36,9 @@ from tests.envs.openenv.scripted_server import ScriptedServer
         (["env=math", "port=80x"], "port=80x must be a whole number from 0 to 65535."),
         (["env=math", "sessions=0"], "sessions=0 must be a whole number from 1 to 1024."),
         (["env=math", "host="], "host= names no address"),
-        (["env=math", "--port", "8000"], "Unknown flag '--port'"),
+        (["env=math", "--port", "8001"], "Unknown flag '--port'. Write port=8000."),
+        (["env=math", "--token-file=t"], "Unknown flag '--token-file=t'. Write token_file=t."),
+        (["--plan"], "Unknown flag '--plan'. Known: --help."),
         (["env=mathh", "token_file={folder}/token"], "Did you mean 'math'?"),
         (["env=math", "env.kwargs.num_agents=2", "token_file={folder}/token"], "has 2 agents"),
         (

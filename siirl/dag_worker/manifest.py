@@ -135,7 +135,7 @@ def require_engines(folder: Path, expected: list[str]) -> None:
         raise CheckpointError(
             f"{folder} is of another job. It holds {' and '.join(found)}; this job trains "
             f"{' and '.join(expected)}. Choose the pipeline of that run, or start a new one from "
-            f"its policy: {MODEL_PATH}={folder / 'actor'}"
+            f"its policy: trainer.resume=null {MODEL_PATH}={folder / 'actor'}"
         )
 
 

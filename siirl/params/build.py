@@ -140,7 +140,11 @@ def _wrong_type(value: Any, hint: Any, default: Any, place: str, source: str) ->
         if default in (None, (), {}, "") or default is dataclasses.MISSING
         else f", for example {place}={as_text(default)}"
     )
-    return ConfigError(f"{place}={as_text(value)} ({source}) must be {article}{wanted}{example}.")
+    if isinstance(value, Mapping) and "${" in source:  # the name of a group, which has many keys
+        setting = f"{place} ({source}) is a mapping, but"
+    else:
+        setting = f"{place}={as_text(value)} ({source})"
+    return ConfigError(f"{setting} must be {article}{wanted}{example}.")
 
 
 _BOOLEANS = ("true", "True", "TRUE", "false", "False", "FALSE")

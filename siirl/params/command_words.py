@@ -32,6 +32,11 @@ def split_words(
     own, others = {name: word.default for name, word in known.items()}, []
     for word in words:
         if word.startswith("-"):
+            name, _, value = word.lstrip("-").partition("=")
+            name = name.replace("-", "_")
+            if name in known:
+                example = value or known[name].shown or known[name].default
+                raise UnknownNameError(f"Unknown flag {word!r}. Write {name}={example}.")
             raise UnknownNameError.of(kind="flag", name=word, known=["--help"])
         name, equals, value = word.partition("=")
         if equals and name in known:

@@ -56,9 +56,7 @@ def _wrong_key(key: str, written: Any, *, missing: str | None) -> str:
         references = [(dots, _with_dots(name)) for dots, name in found]
         named = [_whole_name(name, dots=dots, place=place) for dots, name in references]
         open_ones = [
-            name
-            for name in named
-            if name not in passed and _is_open(as_text(value_at(written, name)))
+            name for name in named if name not in passed and _is_open(value_at(written, name))
         ]
         if missing in (name for _, name in references) if missing else not open_ones:
             return place
@@ -78,5 +76,8 @@ def _with_dots(name: str) -> str:
     return name.replace("[", ".").replace("]", "").lstrip(".")
 
 
-def _is_open(value: str) -> bool:
-    return "${" in value or value == "???"  # OmegaConf's mark of a missing value
+def _is_open(value: Any) -> bool:
+    """Whether it is no value yet; a whole group is not asked, and would be shown with its keys."""
+    if isinstance(value, Mapping):
+        return False
+    return "${" in as_text(value) or value == "???"  # OmegaConf's mark of a missing value

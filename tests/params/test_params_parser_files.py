@@ -143,6 +143,11 @@ def test_a_file_that_is_not_yaml_is_refused_in_one_line(
             "env.kwargs='{a: 1}' ({file}) is text, but must be a mapping: leave out the quotes.",
         ),
         (
+            "trainer: {seed: '${data}'}\ndata: {seed: 3}",
+            "trainer.seed ({file}: ${data}) is a mapping, but must be an integer, for example "
+            "trainer.seed=0.",
+        ),
+        (
             "trainer: {total_steps: '${oc.env:NOT_SET,7}'}",
             "trainer.total_steps='7' ({file}: ${oc.env:NOT_SET,7}) is text, but must be an "
             "integer or null: write ${oc.decode:...} around it.",
@@ -171,6 +176,10 @@ def test_a_number_in_quotes_is_refused_with_the_remedy(
         (
             "trainer: {seed: '${trainer.seed}'}",
             "trainer.seed=${trainer.seed} ({file}): Recursive interpolation detected",
+        ),
+        (
+            "trainer: {seed: '${trainer}'}",
+            "trainer.seed=${trainer} ({file}): Interpolation to parent node detected",
         ),
         (
             "data: {train_files: ['a_${trainer.experiment_name}_${trainer.nope}']}",

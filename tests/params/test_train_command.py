@@ -295,8 +295,8 @@ def test_a_run_without_the_critic_that_the_job_trains_is_refused_before_it_start
     assert (
         "step_00000003 is of another job. It holds actor; this job trains actor and critic. "
         "Choose the pipeline of that run, or start a new one from its policy: "
-        f"actor_rollout_ref.model.path={three_steps}/checkpoints/step_00000003/actor"
-        in capsys.readouterr().err
+        f"trainer.resume=null actor_rollout_ref.model.path={three_steps}/checkpoints/step_00000003"
+        "/actor" in capsys.readouterr().err
     )
     assert not outputs.exists()
 
