@@ -85,6 +85,7 @@ def cases() -> list[Case]:
         Case("one row a pass", middle, words=(one,)),
         Case("two ranks, recomputed", middle, ranks=2, words=(*recomputed, one)),
         Case("LoRA, recomputed", large, words=(*recomputed, one, *lora)),
+        Case("two ranks, LoRA, bfloat16", large, ranks=2, words=(*bfloat16, one, *lora)),
         Case("one rank, bfloat16", middle, words=(*bfloat16, one)),
         Case("one rank, bfloat16, recomputed", middle, words=(*bfloat16, *recomputed, one)),
     ]
@@ -228,10 +229,12 @@ def _measure(case: Case, config: Any, *, ranks: Any) -> dict[str, int]:
         ActingModule(acting, trained=engine.module).take_weights(engine.weights_in_turn())
     actor = builder.actor(engine)
     batch = rows_of_text(case, rank=ranks.rank)
-    actor.update(batch, on_policy=True)  # makes the moments
+    batch["rollout_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
+    actor.update(batch)  # makes the moments
+    batch["rollout_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
     metered = MeteredEngine(engine, before=before)
     actor.engine = metered  # type: ignore[assignment]
-    actor.update(batch, on_policy=True)
+    actor.update(batch)
     return metered.peaks
 
 

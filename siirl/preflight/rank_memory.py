@@ -215,11 +215,10 @@ class PolicyMemory:
 
     @property
     def base_bytes(self) -> int:
-        """Bytes of a base weight: with adapters, a single process holds it in the compute dtype
+        """Bytes of a base weight, which adapters leave in the compute dtype
         (`siirl.models.adapters.narrow_frozen`).
         """
-        narrow = self.adapters and not self.in_group
-        return compute_bytes(self.policy.model) if narrow else WEIGHT_BYTES
+        return compute_bytes(self.policy.model) if self.adapters else WEIGHT_BYTES
 
     @property
     def text(self) -> bool:

@@ -3,6 +3,8 @@
 Slow: each process imports peft.
 """
 
+import functools
+
 import pytest
 import torch
 from ranks_at_work import run_on_ranks
@@ -45,6 +47,53 @@ def one_update(ranks):
         "reference": (before, after),
         "exported": exported,
     }
+
+
+def one_narrow_update(ranks, folder):
+    """Types and weights after an update in bfloat16, and of engines that resume from it and from a
+    checkpoint with all weights in float32.
+    """
+    options = {"scorer": text_scorer, "compute_dtype": torch.bfloat16}
+    engine, resumed = (make_engine(ranks, module=adapted(), **options) for _ in range(2))
+    make_actor(engine).update(text_rows()[ranks.rank :: ranks.size])
+    engine.save(folder / "narrow")
+    resumed.load(folder / "narrow")
+    wide = make_engine(ranks, module=adapted(), scorer=text_scorer)
+    wide.save(folder / "wide")
+    from_wide = make_engine(ranks, module=adapted(), **options)
+    from_wide.load(folder / "wide")
+    return {
+        "types": {name: weight.dtype for name, weight in engine.module.named_parameters()},
+        "weights": weights(engine),
+        "resumed": weights(resumed),
+        "from wide": weights(from_wide),
+        "wide": weights(wide),
+    }
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory):
+    """The results of one rank, then those of two ranks."""
+    run = functools.partial(tmp_path_factory.mktemp, "narrow")
+    return [
+        one_narrow_update(OneProcess(), run()),
+        *run_on_ranks(one_narrow_update, run(), ranks=2),
+    ]
+
+
+def test_frozen_weights_are_in_the_type_of_the_passes_and_adapters_in_float32(narrow):
+    for found in narrow:
+        types = found["types"]
+        assert {types.pop(name) for name in list(types) if ".lora_" in name} == {torch.float32}
+        assert set(types.values()) == {torch.bfloat16}
+        assert largest_difference(narrow[0]["weights"], found["weights"]) < 1e-4
+
+
+def test_a_narrow_model_resumes_from_narrow_and_from_wide_weights(narrow):
+    for found in narrow:
+        assert largest_difference(found["weights"], found["resumed"]) == 0.0
+        for name, weight in found["from wide"].items():
+            assert torch.equal(weight, found["wide"][name].to(weight.dtype))
 
 
 @pytest.fixture(scope="module")

@@ -227,6 +227,14 @@ def test_one_rank_holds_the_model_below_adapters_in_the_type_of_the_passes(folde
     assert "cast weights" not in dict(dict(table.phases)["update"])
 
 
+def test_ranks_share_the_model_below_adapters_in_the_type_of_the_passes(folder: Any) -> None:
+    table = rank_memory(
+        libero(folder(OPENVLA), "trainer.n_gpus_per_node=8", trainer="gpu_libero_one"), LIBERO_10
+    )
+    assert table is not None
+    assert dict(table.held)["weights"] / GIB == pytest.approx(14.4 / 8, abs=0.02)
+
+
 def test_a_reference_of_its_own_beside_adapters_is_in_float32(folder: Any) -> None:
     """7.51 billion weights, without those that no pass reads, in float32: 28.0 GiB."""
     path = folder(OPENVLA)

@@ -105,7 +105,7 @@ class ScoringEngine(Generic[Scores]):
         Raises:
             CheckpointError: A weight file changed since it was planned.
         """
-        if self.ranks.group is None and self.compute_dtype is not None:
+        if self.compute_dtype is not None:
             narrow_frozen(self.module, self.compute_dtype)
         move_to(self.module.eval(), self.device)
         if self.compiler is not None:
