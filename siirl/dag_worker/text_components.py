@@ -37,7 +37,7 @@ from siirl.models.language_model import (
     load_language_model,
     recompute_activations,
 )
-from siirl.params import SiiRLArguments
+from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import rows_per_episode
 from siirl.params.domains import SERVER
 from siirl.params.model_args import ModelArguments
@@ -281,7 +281,7 @@ class TextBuilder(RankBuilder):
             kv_cache_gib=settings.kv_cache_gib,
             num_gpus=settings.tensor_model_parallel_size,
             longest_text=config.data.max_prompt_length + config.data.max_response_length,
-            sleeps=settings.sleep,
+            sleeps=settings.sleep and not sizes.separate(config.dag),  # no training beside it
             bucket_bytes=settings.update_weights_bucket_megabytes << 20,
             device=self.device,
         )

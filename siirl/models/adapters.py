@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ PLACE = "actor_rollout_ref.model.lora"
 LONGEST_LIST = 500  # characters of layer names in a message
 ADAPTER_FILE = "lora.json"
 """Description of unmerged adapters, stored with the weights."""
+
+Of = TypeVar("Of")
 
 
 class Adaptable(nn.Module):
@@ -281,8 +283,10 @@ def name_without_adapters(name: str) -> str | None:
     return None if ".lora_" in name else name.replace(".base_layer.", ".")
 
 
-def adapters_first(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The entries of `state` in order, but an adapter's before the weight that it changes."""
+def adapters_first(state: Mapping[str, Of]) -> Iterator[tuple[str, Of]]:
+    """The entries of `state`, weights or what belongs to one, in order, but an adapter's before the
+    weight that it changes.
+    """
     for name, tensor in state.items():
         layer = name.removesuffix(BASE_WEIGHT)
         if layer != name:

@@ -99,8 +99,8 @@ class RolloutArguments:
     )
     sleep: bool = option(
         True,
-        "vLLM on a GPU frees its memory between rollouts: weights move to the host, keys and "
-        "values are dropped. vLLM on a CPU cannot.",
+        "vLLM on a GPU of a rank that also trains frees its memory between rollouts: weights move "
+        "to the host, keys and values are dropped. vLLM on a CPU cannot.",
         why="training and vLLM share a GPU",
         text_only=NO_LM_ENGINE,
     )

@@ -265,7 +265,7 @@ def _of_engine_settings(
             "dag.groups={rollout: 1, train: 1} and trainer.max_staleness=1, or use rollout=vllm, "
             "which generates in a separate process."
         )
-    if rollout.name == VLLM and rollout.mode != "async" and ranks > 1:
+    if rollout.name == VLLM and rollout.mode != "async" and ranks > 1 and not sizes.separate(dag):
         yield ConfigError(
             f"{ROLLOUT}.mode=sync runs vLLM in the rank's process, where {ranks} ranks already "
             "have a process group: use mode=async."

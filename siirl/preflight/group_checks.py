@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.execution.dag.resource_groups import GROUPS
+from siirl.params import sizes
 from siirl.params.build import as_text
-from siirl.params.domains import SERVER, VLLM
+from siirl.params.domains import SERVER
 from siirl.params.training_args import SiiRLArguments
 
 PIPELINES_WITH_REFILLS = ("dapo",)
@@ -55,10 +56,16 @@ def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:
             "dag.groups runs rollouts and training in separate processes, but cluster=local is one "
             "process: use cluster=ray."
         )
-    if rollout.name in (VLLM, SERVER):
+    if rollout.name == SERVER:
         yield ConfigError(
-            f"dag.groups with rollout={rollout.name}: weights can only be swapped into policies of "
-            "the rank's own process. Use rollout=hf, or leave dag.groups out."
+            "dag.groups with rollout=server: a server gets its weights from the training ranks. "
+            "Use rollout=vllm, or leave dag.groups out."
+        )
+    if sizes.gpus_of_rank(rollout) > 1:
+        yield ConfigError(
+            f"dag.groups with actor_rollout_ref.rollout.tensor_model_parallel_size="
+            f"{sizes.gpus_of_rank(rollout)}: every rank of either group has one GPU. Make it 1 and "
+            "name more rollout ranks, or leave dag.groups out."
         )
     if config.data.task_sampling == "learnable":
         yield ConfigError(

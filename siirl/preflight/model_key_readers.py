@@ -108,6 +108,14 @@ MODEL_ROWS: tuple[Row, ...] = (
         ),
         VLLM,
     ),
+    (
+        ROLLOUT,
+        ("sleep",),
+        Reader(
+            negated(lambda config: sizes.separate(config.dag)),
+            "by ranks that also train, and dag.groups has separate rollout ranks: leave it out.",
+        ),
+    ),
     (ROLLOUT, ("update_weights_bucket_megabytes",), OTHER_WEIGHTS),
     (f"{ROLLOUT}.server", tuple(key.place for key in keys_of(ServerArguments)), SERVERS),
     (

@@ -192,13 +192,13 @@ class PolicyMemory:
 
     def rollout_table(self, *, encoder: float) -> RankMemory:
         """All parts of a rank that only rolls out: the acting weights, a second copy that receives
-        new ones, and memory of generation.
+        new ones, and memory of generation. vLLM's new weights are in host memory.
         """
         size = self.computing.compute if self.in_group else self.base_bytes
-        copies = 2.0 * size * self.shape.parameters
+        copies = 2.0 * size * self.shape.parameters * (self.policy.rollout.name != VLLM)
         generation = dataclasses.replace(self, rolls_out=True).generation()
         return RankMemory(
-            held=(("acting weights, twice", copies),),
+            held=_present((("acting weights, twice", copies),)),
             phases=(("rollout", _present((*generation, ("encoder", encoder)))),),
         )
 

@@ -2,6 +2,7 @@
 receives them, which ends with its rank whatever arrives meanwhile.
 """
 
+import dataclasses
 import threading
 import time
 
@@ -11,10 +12,11 @@ from ranks_at_work import run_on_ranks
 from tiny_training import make_engine
 
 from siirl.dag_worker.separate.exchange_messages import PublishedWeights, Weights
-from siirl.dag_worker.separate.published_weights import (
+from siirl.dag_worker.separate.published_weights import WeightPublisher
+from siirl.dag_worker.separate.received_weights import (
     SecondCopies,
     SecondCopy,
-    WeightPublisher,
+    StoredCopy,
     WeightThread,
 )
 from siirl.engine.training.collectives import OneProcess
@@ -176,6 +178,61 @@ def test_weights_that_leave_one_of_the_acting_ones_uninitialised_are_refused():
     copy = SecondCopy(acting, line, Engine())
     with pytest.raises(InvariantError, match=r"step 0 lack 1 of the acting ones.*'further'"):
         copy.receive(line.published)
+
+
+class EngineOfItsOwn:
+    """Takes copies of the weights that it is given, as vLLM does."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.model = module.to("meta")
+        self.weights, self.version = {}, None
+
+    def replace_weights(self, weights, *, version: int) -> None:
+        self.weights = {rows.name: rows.values.clone() for rows in weights}
+        self.version = version
+
+
+def test_an_engine_takes_all_weights_at_each_swap_and_frozen_ones_are_fetched_once():
+    line, trained = Store(), half_frozen()
+    sender, engine = publisher(trained, line), EngineOfItsOwn(half_frozen(seed=1))
+    copy, fetched = StoredCopy(engine, line), []
+    for version in range(3):
+        with torch.no_grad():
+            trained[1].weight += 1
+        sender.trained.steps = version
+        sender.sync()
+        fetched.append(fetched_bytes(copy, line))
+        expected = trained.state_dict()
+        assert engine.version == copy.acting.version == version
+        assert engine.weights.keys() == expected.keys()
+        assert all(
+            torch.equal(each, expected[name].to(each.dtype))
+            for name, each in engine.weights.items()
+        )
+    assert fetched[0] > fetched[1] == fetched[2] > 0
+
+
+def test_a_frozen_weight_that_has_changed_reaches_an_engine_as_it_is_now():
+    line, trained = Store(), half_frozen()
+    sender, engine = publisher(trained, line), EngineOfItsOwn(half_frozen(seed=1))
+    copy = StoredCopy(engine, line)
+    for factor in (1, 2, 3):
+        trained[0].weight.data.mul_(factor)
+        sender.sync()
+        fetched_bytes(copy, line)
+        assert torch.equal(engine.weights["0.weight"], trained[0].weight.bfloat16())
+
+
+def test_an_engine_gets_no_weights_with_another_checksum_or_with_a_gap():
+    line, trained = Store(), half_frozen()
+    publisher(trained, line).sync()
+    engine = EngineOfItsOwn(half_frozen(seed=1))
+    copy = StoredCopy(engine, line)
+    with pytest.raises(InvariantError, match="were sent with 7"):
+        copy.receive(dataclasses.replace(line.published, checksum=7))
+    with pytest.raises(InvariantError, match=r"lack \d of the acting ones"):
+        copy.receive(dataclasses.replace(line.published, frozen=()))
+    assert engine.weights == {}
 
 
 def published_by_two(ranks):

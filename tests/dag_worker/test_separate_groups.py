@@ -2,6 +2,7 @@
 counted, and a resumed run continues the rollouts that were under way.
 """
 
+import importlib.util
 from collections import Counter
 
 import pytest
@@ -65,6 +66,40 @@ def test_a_bfloat16_policy_with_adapters_reaches_a_rollout_rank_bit_for_bit(tmp_
     job = (*SUMS, *adapters, FIXED, "trainer.total_steps=2")
     colocated = run(tmp_path / "one", (*job, "cluster=local"))
     assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
+
+
+VLLM = (
+    "rollout=vllm",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.rollout.kv_cache_gib=0.05",
+)
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm"
+)
+
+
+@needs_vllm
+@pytest.mark.slow  # vLLM is imported, and started twice: half a minute
+@pytest.mark.parametrize("adapters", [(), ("actor_rollout_ref.model.lora.rank=2",)])
+def test_vllm_on_ranks_of_its_own_equals_one_colocated_rank_bit_for_bit(tmp_path, adapters):
+    job = (*SUMS, *VLLM, *adapters, FIXED, "trainer.total_steps=3")
+    colocated = run(tmp_path / "one", (*job, "cluster=local"))
+    separate = run_groups(tmp_path / "two", (*job, *PAIR))
+    assert learnt(separate) == learnt(colocated)
+    assert all(0 < step.metrics["rollout/log_prob_gap"] < 1e-4 for step in separate[1:])
+
+
+@needs_vllm
+@pytest.mark.slow  # vLLM is started in another process: half a minute
+def test_new_weights_reach_answers_that_vllm_is_generating(tmp_path):
+    words = (
+        *SUMS,
+        *VLLM,
+        *("actor_rollout_ref.rollout.mode=async", "trainer.max_staleness=2"),
+        *("data.max_response_length=96", "trainer.val_episodes=0", "trainer.total_steps=6"),
+    )
+    steps = run_groups(tmp_path, (*words, *PAIR))
+    assert max(step.metrics["staleness/mixed_share"] for step in steps) > 0
 
 
 OWN = "tests.dag_worker.test_separate_groups"

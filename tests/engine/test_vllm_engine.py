@@ -8,6 +8,8 @@ import importlib.util
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
@@ -21,7 +23,7 @@ from siirl.engine.rollout.generation import GenerationRequest, GenerationRespons
 from siirl.engine.rollout.vllm.weight_places import PackedLayers
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.weight_sync import WeightSync
-from siirl.errors import ConfigError, InvariantError
+from siirl.errors import ConfigError, InvariantError, RunFailed
 from siirl.models.adapters import adapters_first
 from siirl.models.language_model import load_language_model
 from siirl.models.weight_rows import in_rows
@@ -252,6 +254,43 @@ def test_weights_that_arrive_during_a_request_end_the_run(engine, endless):
     assert all(pair.agrees for pair in engine.take_weights(weights()))
 
 
+async def replaced_under_way(engine, *, wait_s: float) -> GenerationResponse:
+    """A continuation during which the engine gets other weights, of version 9."""
+    running = asyncio.create_task(engine.agenerate(request("a", "x", tokens=60)))
+    while not any(len(each.tokens) >= 5 for each in [*engine.running.values()]):
+        await asyncio.sleep(wait_s)
+    train(engine.model, seed=5)
+    engine.replace_weights(in_rows(adapters_first(engine.model.state_dict())), version=9)
+    return await running
+
+
+def require_two_versions(engine, answer: GenerationResponse) -> None:
+    """Tokens before and after the exchange; the later ones are those of new keys and values."""
+    later = answer.versions == 9
+    first = int(np.flatnonzero(later)[0])
+    assert 5 <= first < 60
+    assert later.tolist() == [False] * first + [True] * (60 - first)
+    expected = scored(
+        engine.model, request("a", "x").input_ids, answer.tokens, temperature=TEMPERATURE
+    ).numpy()
+    gaps = np.abs(answer.log_probs - expected)
+    assert gaps[later].max() < 1e-5
+    assert gaps[~later].max() > 0.01
+
+
+@needs_vllm
+def test_weights_replaced_during_a_request_act_on_its_further_tokens(engine, endless):
+    require_two_versions(engine, asyncio.run(replaced_under_way(engine, wait_s=0)))
+
+
+@needs_vllm
+def test_replaced_weights_that_arrive_otherwise_are_an_error(engine, monkeypatch):
+    transfer = engine._transfer
+    monkeypatch.setattr(engine, "_transfer", lambda weights: transfer(weights) + 1)
+    with pytest.raises(InvariantError, match="but they were sent with"):
+        engine.replace_weights(in_rows(adapters_first(engine.model.state_dict())), version=1)
+
+
 @needs_vllm
 def test_the_head_that_vllm_leaves_stale_is_noticed(engine, monkeypatch):
     monkeypatch.setattr(PackedLayers, "finish", lambda layers: None)
@@ -316,6 +355,30 @@ def test_in_bfloat16_log_probs_are_those_of_training_in_the_mean_and_a_sync_is_p
 
 @needs_vllm
 @pytest.mark.slow  # another process imports vLLM and starts it: 15 s
+def test_calls_and_requests_end_in_a_sentence_when_the_process_of_vllm_dies():
+    engine = make_engine("AsyncVLLMEngine")
+    try:
+        [core] = [
+            each
+            for each in psutil.Process().children(recursive=True)
+            if "EngineCore" in each.name()
+        ]
+        core.suspend()  # it gets the call, and never answers
+        with ThreadPoolExecutor(1) as threads:
+            call = threads.submit(engine.replace_weights, iter(()), version=1)
+            time.sleep(0.5)
+            assert not call.done()
+            core.kill()
+            with pytest.raises(RunFailed, match="vLLM's process died"):
+                call.result(60)
+        with pytest.raises(RunFailed, match="vLLM's process died"):
+            ask(engine, REQUESTS[0])
+    finally:
+        engine.close()
+
+
+@needs_vllm
+@pytest.mark.slow  # another process imports vLLM and starts it: 15 s
 def test_vllm_in_a_separate_process_agrees_takes_weights_and_is_interrupted(endless):
     engine = make_engine("AsyncVLLMEngine", longest_text=110)
     try:
@@ -342,6 +405,7 @@ def test_vllm_in_a_separate_process_agrees_takes_weights_and_is_interrupted(endl
         partial = asyncio.run(scenario())
         assert partial.finish_reason == "abort"
         assert 0 < len(partial.tokens) < 100
+        require_two_versions(engine, asyncio.run(replaced_under_way(engine, wait_s=0.001)))
     finally:
         engine.close()
         engine.close()

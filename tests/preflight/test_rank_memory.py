@@ -277,6 +277,19 @@ def test_a_rank_that_only_rolls_out_holds_its_weights_twice(folder: Any) -> None
     assert dict(table.held) == {"acting weights, twice": 2 * 2 * 7_615_616_512}
 
 
+def test_a_rollout_rank_with_vllm_holds_vllms_weights_and_keys_alone(folder: Any) -> None:
+    words = ("dag.groups={rollout: 1, train: 7}", "trainer.n_gpus_per_node=8")
+    few = "actor_rollout_ref.actor.micro_batch_tokens=1536"
+    config = text(folder(QWEN), *words, few, "actor_rollout_ref.rollout.kv_cache_gib=200")
+    table = rank_memory(config, QUESTIONS)
+    assert table
+    assert table.held == ()
+    assert dict(dict(table.phases)["rollout"]) == {
+        "vLLM's weights": 2 * 7_615_616_512,
+        "keys and values": 200 * GIB,
+    }
+
+
 def test_options_of_sharding_move_the_tensors_that_they_name(folder: Any) -> None:
     actor = "actor_rollout_ref.actor"
     path = folder(OPENVLA)

@@ -46,6 +46,7 @@ from siirl.models.adapters import narrow_frozen
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import config_of_group, owners
 from siirl.params.dag_args import DagArguments
+from siirl.params.domains import VLLM
 from siirl.params.env_spec import describe_env
 from siirl.params.model_args import ModelArguments
 from siirl.params.training_args import TrainingArguments
@@ -212,6 +213,19 @@ def _acting(config: SiiRLArguments, graph: TaskGraph) -> Collection[int]:
     return playing | {owner for each, owner in owners(config.agents).items() if each in playing}
 
 
+def _acting_module(planned: Any, config: SiiRLArguments, device: torch.device) -> Any:
+    """The policy that awaits published weights; without memory if an engine holds them."""
+    policy = config.actor_rollout_ref
+    if policy.rollout.name == VLLM:
+        return planned.to("meta")
+    computes = compute_dtype(policy.model)
+    if computes is not None:
+        narrow_frozen(planned, computes)  # as the training rank does with frozen weights
+    return await_weights(
+        planned, acting_dtype(policy.model, config.trainer, config.dag), device=device
+    )
+
+
 def _rollout_parts(
     config: SiiRLArguments,
     *,
@@ -228,12 +242,7 @@ def _rollout_parts(
     make = builder_of(config, pool.spec, ranks=OneProcess(), device=device)
     arguments: Any = {"pool": pool, "ranks": ranks, "folder": folder, "first_step": first_step}
     if shares is None:
-        dtype = acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag)
-        planned, computes = make.planned(), compute_dtype(config.actor_rollout_ref.model)
-        if computes is not None:
-            narrow_frozen(planned, computes)  # as the training rank does with frozen weights
-        acting = await_weights(planned, dtype, device=device)
-        rollouts = make.rollouts(acting, **arguments)
+        rollouts = make.rollouts(_acting_module(make.planned(), config, device), **arguments)
     else:
         assert isinstance(make, TextBuilder)
         rollouts = make.rollouts_of(cast(TextEngine, shares.engine), shares.acting, **arguments)

@@ -1,29 +1,22 @@
-"""Sends weights from training to rollout ranks, in buckets, into a second copy. The copy is swapped
-in between two forward passes. Frozen weights are stored once, and a copy that has them does not
-fetch them again.
+"""Publishes weights from training for rollout ranks, in buckets in the object store. Frozen weights
+are stored once.
 
-The sender puts buckets into the object store, so it never waits. A replaced rollout rank fetches
-them like the others. The receiver copies them into separate tensors while the policy acts, verifies
-the checksum over their bits, and swaps the two copies by reference. Left out: engines with their
-own copy of the weights (vLLM).
+The sender never waits, and a replaced rollout rank fetches the buckets like the others. Left out:
+receiving them (`siirl.dag_worker.separate.received_weights`).
 """
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import nn
 
-from siirl.dag_worker.separate.exchange_messages import LOST, Bucket, PublishedWeights, Weights
+from siirl.dag_worker.separate.exchange_messages import Bucket, Weights
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.frozen_weights import FrozenWeights
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import ALIGNMENT, Entry, send
-from siirl.engine.training.weight_sync import CheckedWeights, VersionedEngine
-from siirl.errors import InvariantError
+from siirl.engine.training.weight_sync import CheckedWeights
 from siirl.models.checksum import RunningChecksum, joined_checksum
 
 if TYPE_CHECKING:  # imports Ray
@@ -168,199 +161,3 @@ class StoredWeights:
     """Empty on ranks that store none."""
     checksum: int
     num_bytes: int
-
-
-class SecondCopy:
-    """Second copy of an acting module's weights: receives new ones, then swaps the two.
-
-    Args:
-        module: The acting module.
-        line: Connection to the exchange.
-        engine: Gets the version of its weights.
-    """
-
-    def __init__(self, module: nn.Module, line: "ExchangeLine", engine: VersionedEngine) -> None:
-        self.module = module
-        self.line = line
-        self.engine = engine
-        self.acting: Weights | None = None
-        """The weights that act; None before the first arrival."""
-        self.steps_of_versions: dict[int, int] = {}
-        kept = module.state_dict().keys()
-        self._own: dict[str, torch.Tensor] = {
-            name: tensor
-            for name, tensor in (*module.named_parameters(), *module.named_buffers())
-            if name in kept
-        }
-        self._spare = {name: torch.empty_like(tensor.data) for name, tensor in self._own.items()}
-        # the buckets of frozen weights that each of the two has, with their checksum
-        self._own_frozen: tuple[tuple[Bucket, ...], int] | None = None
-        self._spare_frozen: tuple[tuple[Bucket, ...], int] | None = None
-
-    def receive(self, weights: Weights) -> None:
-        """Copy published weights into the second copy while the first acts; callable from any
-        thread.
-
-        Raises:
-            InvariantError: The checksum differs from the sender's, or a weight was not sent.
-        """
-        self._require_all(weights)
-        if self._spare_frozen is None or self._spare_frozen[0] != weights.frozen:
-            self._spare_frozen = weights.frozen, self._copy(weights.frozen, step=weights.step)
-        changing = self._copy(weights.buckets, step=weights.step)
-        arrived = joined_checksum([self._spare_frozen[1], changing])
-        if arrived != weights.checksum:
-            raise InvariantError(
-                f"The weights of step {weights.step} arrived with the checksum {arrived}, but "
-                f"were sent with {weights.checksum}. Report this with the run's config; the last "
-                "checkpoint is intact."
-            )
-
-    def _require_all(self, weights: Weights) -> None:
-        """Refuse weights that leave some of the second copy as they were, perhaps uninitialised."""
-        sent = {
-            Entry.unpacked(each).name
-            for packed, _ in (*weights.frozen, *weights.buckets)
-            for each in packed
-        }
-        missing = sorted(self._spare.keys() - sent)
-        if missing:
-            raise InvariantError(
-                f"The weights of step {weights.step} lack {len(missing)} of the acting ones, the "
-                f"first of them {missing[0]!r}."
-            )
-
-    def _copy(self, buckets: Iterable[Bucket], *, step: int) -> int:
-        """Copy buckets into the second copy; returns their checksum there."""
-        digest = RunningChecksum()
-        for packed, reference in buckets:
-            [array] = self.line.fetch([reference])
-            if array is LOST:
-                raise InvariantError(
-                    f"The weights of step {step} are lost, because the training rank died."
-                )
-            buffer = torch.from_numpy(np.array(array, copy=True))
-            for rows in (Entry.unpacked(each).rows(buffer) for each in packed):
-                if rows.name in self._spare:
-                    place = rows.of(self._spare[rows.name])
-                    place.copy_(rows.values)
-                    rows = rows.with_values(place)
-                digest.add(rows)
-        return digest.value
-
-    def swap(self, weights: Weights) -> None:
-        """Let the received weights act."""
-        for name, tensor in self._own.items():
-            tensor.data, self._spare[name] = self._spare[name], tensor.data
-        self._own_frozen, self._spare_frozen = self._spare_frozen, self._own_frozen
-        self.acting = weights
-        self.engine.update_weights(weights.version)
-
-
-class SecondCopies:
-    """Second copies of all policies that act on a rank; they are swapped together.
-
-    Args:
-        copies: Second copies, by the agent group that owns the weights.
-        owners: For each agent group, the group that owns its weights.
-    """
-
-    def __init__(self, copies: Mapping[int, SecondCopy], *, owners: Mapping[int, int]) -> None:
-        self.copies, self.owners = dict(copies), dict(owners)
-        self.step = -1
-        """Step whose weights act; -1 before the first arrival."""
-
-    def receive(self, published: PublishedWeights) -> None:
-        """Receive the weights that do not act yet; see `SecondCopy`."""
-        for copy, weights in self._new(published):
-            copy.receive(weights)
-
-    def swap(self, published: PublishedWeights) -> None:
-        """Let the received weights act, between two forward passes."""
-        for copy, weights in self._new(published):
-            copy.swap(weights)
-        self.step = published.step
-        for owner, copy in self.copies.items():
-            copy.steps_of_versions[published.of_groups[owner].version] = published.step
-
-    def step_of(self, group: int, version: int) -> int:
-        """The last training step whose weights had `version` when they acted for `group`."""
-        return self.copies[self.owners[group]].steps_of_versions[version]
-
-    def _new(self, published: PublishedWeights) -> list[tuple[SecondCopy, Weights]]:
-        pairs = [(copy, published.of_groups[owner]) for owner, copy in self.copies.items()]
-        return [
-            (copy, weights)
-            for copy, weights in pairs
-            if copy.acting is None or copy.acting.step != weights.step
-        ]
-
-
-class WeightThread:
-    """Receives each new version in a thread, and reports when one can be swapped in.
-
-    Args:
-        copies: Receive the weights.
-        line: Connection to the exchange.
-        arrived: Called in the thread with the received weights; the next weights are received after
-            `release`.
-    """
-
-    def __init__(
-        self,
-        copies: SecondCopies,
-        line: "ExchangeLine",
-        *,
-        arrived: Callable[[PublishedWeights], object],
-    ) -> None:
-        self.copies = copies
-        self.line = line
-        self.arrived = arrived
-        self._error: BaseException | None = None
-        self._over = threading.Event()
-        self._free = threading.Event()
-        self._free.set()
-        self._thread = threading.Thread(target=self._run, name="siirl-weights", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise the error that ended the thread or that `fail` got, if there is one."""
-        if self._error is not None:
-            raise self._error
-
-    def fail(self, error: Exception) -> None:
-        """Let `check` raise the error of weights that could not be swapped in."""
-        self._error = error
-
-    def release(self) -> None:
-        """Mark the received weights as acting, so that the second copy may be overwritten."""
-        self._free.set()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._over.set()
-        self._free.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._receive_all()
-        except BaseException as error:  # noqa: BLE001 - `check` raises it in the rank's thread
-            self._error = error
-
-    def _receive_all(self) -> None:
-        while True:
-            self._free.wait()
-            if self._over.is_set():
-                return
-            published = self.line.call("weights", None, self.copies.step)
-            if published is None:
-                continue
-            self._free.clear()
-            if self._over.is_set():  # `stop` set `_free` before it was cleared
-                return
-            self.copies.receive(published)
-            self.arrived(published)

@@ -122,7 +122,7 @@ class RolloutParts:
     validator: Validator
     recording: Recording
     acting: Any
-    """The module that acts."""
+    """The module that acts, or an engine with its own weights."""
     owner: int
     """The agent group whose weights act: itself, or the one whose weights it shares."""
     closes: Sequence[Any]

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from siirl.dag_worker.events import Event
 from siirl.dag_worker.separate.exchange_messages import (
     EvaluationRequest,
@@ -23,7 +25,12 @@ from siirl.dag_worker.separate.exchange_messages import (
     Work,
 )
 from siirl.dag_worker.separate.prompt_runner import PromptRunner, since
-from siirl.dag_worker.separate.published_weights import SecondCopies, SecondCopy, WeightThread
+from siirl.dag_worker.separate.received_weights import (
+    SecondCopies,
+    SecondCopy,
+    StoredCopy,
+    WeightThread,
+)
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.resource_groups import part_of_agent
@@ -86,6 +93,8 @@ class RolloutWorker:
         self.copies = SecondCopies(
             {
                 group: SecondCopy(parts.acting, self.line, parts.engine)
+                if isinstance(parts.acting, nn.Module)
+                else StoredCopy(parts.acting, self.line)
                 for group, parts in self._parts.items()
                 if parts.owner == group
             },

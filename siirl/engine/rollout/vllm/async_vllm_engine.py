@@ -1,10 +1,12 @@
 """vLLM in a separate process (rollout.mode=async); the counterpart of `vllm_engine.VLLMEngine`."""
 
 import asyncio
+import concurrent.futures
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from siirl.engine.rollout.admission import PendingRequest, check_length
@@ -12,10 +14,15 @@ from siirl.engine.rollout.generation import FinishReason, GenerationRequest, Gen
 from siirl.engine.rollout.vllm.vllm_engine import Continuation, VLLMBase
 from siirl.engine.rollout.vllm.vllm_settings import start_errors
 from siirl.engine.training.weight_buckets import CudaIpc, SharedMemory, WeightTransport, send
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, RunFailed
 from siirl.models.weight_rows import Rows
 
 TASKS_END_S = 5.0  # limit for vLLM's cancelled tasks
+CHECK_S = 1.0  # a call that its process can no longer answer would wait forever
+DIED = (
+    "vLLM's process died: it was killed, perhaps because the machine ran out of memory, or by an "
+    "error that its own lines name."
+)
 
 
 class AsyncVLLMEngine(VLLMBase):
@@ -35,7 +42,9 @@ class AsyncVLLMEngine(VLLMBase):
             os.environ["TORCHDYNAMO_DISABLE"] = "1"  # as above; the separate process reads it
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.engine.exceptions import EngineDeadError
 
+        self.dead_error = EngineDeadError
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True)
         self.thread.start()
@@ -44,7 +53,7 @@ class AsyncVLLMEngine(VLLMBase):
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
 
         with start_errors(settings):
-            self.vllm = self._wait(start())
+            self.vllm = asyncio.run_coroutine_threadsafe(start(), self.loop).result()
         if settings["tensor_parallel_size"] == 1:  # else its workers connect to each other later
             self._on_workers("siirl_shut_ports")
         self.longest = self.vllm.model_config.max_model_len
@@ -73,12 +82,20 @@ class AsyncVLLMEngine(VLLMBase):
                 (part,) = output.outputs
                 continuation.extend(part, version=self.policy_version)
                 reason = part.finish_reason or reason
+        except self.dead_error as error:
+            raise RunFailed(DIED) from error
         finally:
             del self.running[name]
             self.counts.tokens += len(continuation.tokens)
             if not self.running:
                 self.counts.busy_s += time.perf_counter() - self.busy_since
         return continuation.response(reason)
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        self._wait(self.vllm.pause_generation(mode="keep", clear_cache=False))
+        yield
+        self._wait(self.vllm.resume_generation())
 
     def interrupt(self) -> None:
         """See `TextEngine`."""
@@ -90,7 +107,7 @@ class AsyncVLLMEngine(VLLMBase):
     def close(self) -> None:
         """See `TextEngine`; safe to call twice."""
         if not self.loop.is_closed():
-            self._wait(self._shut_down())
+            asyncio.run_coroutine_threadsafe(self._shut_down(), self.loop).result()
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join()
             self.loop.close()
@@ -105,7 +122,16 @@ class AsyncVLLMEngine(VLLMBase):
             await asyncio.wait(tasks, timeout=TASKS_END_S)
 
     def _wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        answer = asyncio.run_coroutine_threadsafe(work, self.loop)
+        while not answer.done():
+            concurrent.futures.wait([answer], timeout=CHECK_S)
+            if self.vllm.errored and not answer.done():
+                answer.cancel()
+                raise RunFailed(DIED)
+        try:
+            return answer.result()
+        except self.dead_error as error:
+            raise RunFailed(DIED) from error
 
     def _transfer(self, weights: Iterable[Rows]) -> int:
         def call(handle: Any, entries: list[Any]) -> None:

@@ -13,6 +13,7 @@ vLLM is an extra (`make vllm`), imported only when an engine is made.
 """
 
 import abc
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -177,21 +178,45 @@ class VLLMBase(TextEngineBase, abc.ABC):
             InvariantError: A request is running, so that the cached prefixes stay.
         """
         self.wake()
-        self._on_workers("siirl_begin_weights")
-        expected = self._transfer(loadable(self.model, weights, self.dtype))
-        found = self._on_workers("siirl_finish_weights")
-        if self.device.type == "cuda":
-            torch.cuda.ipc_collect()  # the last bucket, which the workers have now closed
+        pairs = self._load(weights)
         if not self._wait(self.vllm.reset_prefix_cache()):
             raise InvariantError(
                 "vLLM kept keys and values of the old weights, because a request was still running "
                 "when new weights arrived: a workflow must await every answer before its episode "
                 "ends."
             )
-        return [
-            *(ChecksumPair(trained=expected, acting=number) for number in found),
-            self._probe(),
-        ]
+        return [*pairs, self._probe()]
+
+    def replace_weights(self, weights: Iterable[Rows], *, version: int) -> None:
+        """Act with other weights, of which this process has no copy: requests that are running
+        continue with them, and vLLM computes their keys and values anew. Call it between two steps.
+
+        See `siirl.dag_worker.separate.received_weights`.
+        """
+        with self._paused():
+            pairs = self._load(weights)
+            self._wait(self.vllm.reset_prefix_cache(reset_running_requests=True))
+            self.update_weights(version)
+        for pair in pairs:
+            if not pair.agrees:
+                raise InvariantError(
+                    f"vLLM got weights with the checksum {pair.acting}, but they were sent with "
+                    f"{pair.trained}. Report this with the run's config; the last checkpoint is "
+                    "intact."
+                )
+
+    def _load(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
+        """Bring all weights to the workers; returns checksums of what was sent and what arrived."""
+        self._on_workers("siirl_begin_weights")
+        expected = self._transfer(loadable(self.model, weights, self.dtype))
+        found = self._on_workers("siirl_finish_weights")
+        if self.device.type == "cuda":
+            torch.cuda.ipc_collect()  # the last bucket, which the workers have now closed
+        return [ChecksumPair(trained=expected, acting=number) for number in found]
+
+    def _paused(self) -> contextlib.AbstractContextManager[Any]:
+        """No step begins in this context, and none is under way."""
+        return contextlib.nullcontext()
 
     def _probe(self) -> ChecksumPair:
         """Mean log-prob of a fixed text, by the trained module and by vLLM.

@@ -1,0 +1,310 @@
+"""Receives published weights on a rollout rank while the old ones act, and swaps them in between
+two forward passes.
+
+A module has a second copy of its tensors: arriving weights are copied into it, and the two are
+swapped by reference. For an engine with its own copy of the weights (vLLM), arriving weights stay
+in the object store's memory until the engine takes them. Both verify the checksum over the bits,
+and fetch frozen weights once. Left out: publishing (`siirl.dag_worker.separate.published_weights`).
+"""
+
+import threading
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import nn
+
+from siirl.dag_worker.separate.exchange_messages import LOST, Bucket, PublishedWeights, Weights
+from siirl.engine.training.weight_buckets import Entry
+from siirl.engine.training.weight_sync import VersionedEngine
+from siirl.errors import InvariantError
+from siirl.models.adapters import adapters_first
+from siirl.models.checksum import RunningChecksum, joined_checksum
+from siirl.models.weight_rows import Rows
+
+if TYPE_CHECKING:  # imports Ray
+    from siirl.dag_worker.separate.ray_exchange import ExchangeLine
+
+
+class SecondCopy:
+    """Second copy of an acting module's weights: receives new ones, then swaps the two.
+
+    Args:
+        module: The acting module.
+        line: Connection to the exchange.
+        engine: Gets the version of its weights.
+    """
+
+    def __init__(self, module: nn.Module, line: "ExchangeLine", engine: VersionedEngine) -> None:
+        self.module = module
+        self.line = line
+        self.engine = engine
+        self.acting: Weights | None = None
+        """The weights that act; None before the first arrival."""
+        self.steps_of_versions: dict[int, int] = {}
+        self._own = _kept_tensors(module)
+        self._spare = {name: torch.empty_like(tensor.data) for name, tensor in self._own.items()}
+        # the buckets of frozen weights that each of the two has, with their checksum
+        self._own_frozen: tuple[tuple[Bucket, ...], int] | None = None
+        self._spare_frozen: tuple[tuple[Bucket, ...], int] | None = None
+
+    def receive(self, weights: Weights) -> None:
+        """Copy published weights into the second copy while the first acts; callable from any
+        thread.
+
+        Raises:
+            InvariantError: The checksum differs from the sender's, or a weight was not sent.
+        """
+        _require_all(weights, self._spare)
+        if self._spare_frozen is None or self._spare_frozen[0] != weights.frozen:
+            self._spare_frozen = weights.frozen, self._copy(weights.frozen, step=weights.step)
+        changing = self._copy(weights.buckets, step=weights.step)
+        _require_arrived(weights, frozen=self._spare_frozen[1], changing=changing)
+
+    def _copy(self, buckets: Iterable[Bucket], *, step: int) -> int:
+        """Copy buckets into the second copy; returns their checksum there."""
+        digest = RunningChecksum()
+        for rows in _fetched(self.line, buckets, step=step):
+            if rows.name in self._spare:
+                place = rows.of(self._spare[rows.name])
+                place.copy_(rows.values)
+                rows = rows.with_values(place)
+            digest.add(rows)
+        return digest.value
+
+    def swap(self, weights: Weights) -> None:
+        """Let the received weights act."""
+        for name, tensor in self._own.items():
+            tensor.data, self._spare[name] = self._spare[name], tensor.data
+        self._own_frozen, self._spare_frozen = self._spare_frozen, self._own_frozen
+        self.acting = weights
+        self.engine.update_weights(weights.version)
+
+
+class EngineWithWeights(Protocol):
+    """An engine with its own copy of the weights, which takes new ones between two passes."""
+
+    model: nn.Module
+    """The trained module, without memory: names of its weights."""
+
+    def replace_weights(self, weights: Iterable[Rows], *, version: int) -> None:
+        """Act with `weights` from now on, also in requests that are running.
+
+        Args:
+            weights: All weights under the trained module's names, adapters before the weights that
+                they change.
+            version: Their version.
+
+        Raises:
+            InvariantError: Other weights have arrived.
+        """
+
+
+class StoredCopy:
+    """Second copy of an engine's weights: the object store's memory, from which the engine takes
+    them.
+
+    Args:
+        engine: Holds the weights that act.
+        line: Connection to the exchange.
+    """
+
+    def __init__(self, engine: EngineWithWeights, line: "ExchangeLine") -> None:
+        self.engine = engine
+        self.line = line
+        self.acting: Weights | None = None
+        """See `SecondCopy`."""
+        self.steps_of_versions: dict[int, int] = {}
+        self._needed = _kept_tensors(engine.model).keys()
+        self._frozen_buckets: tuple[Bucket, ...] = ()
+        self._frozen, self._changing = _HeldRows(()), _HeldRows(())
+
+    def receive(self, weights: Weights) -> None:
+        """Bring published weights to this machine; see `SecondCopy`."""
+        _require_all(weights, self._needed)
+        if self._frozen_buckets != weights.frozen:
+            self._frozen = _HeldRows(_fetched(self.line, weights.frozen, step=weights.step))
+            self._frozen_buckets = weights.frozen
+        self._changing = _HeldRows(_fetched(self.line, weights.buckets, step=weights.step))
+        _require_arrived(weights, frozen=self._frozen.checksum, changing=self._changing.checksum)
+
+    def swap(self, weights: Weights) -> None:
+        """Let the received weights act; they are then dropped, but for the frozen ones, which an
+        engine with merged adapters needs again.
+        """
+        held = self._frozen.by_name | self._changing.by_name
+        rows = (part for _, parts in adapters_first(held) for part in parts)
+        self.engine.replace_weights(rows, version=weights.version)
+        self._changing = _HeldRows(())
+        self.acting = weights
+
+
+class _HeldRows:
+    """Rows of weights by name, as views of the object store's memory, and their checksum."""
+
+    def __init__(self, rows: Iterable[Rows]) -> None:
+        digest = RunningChecksum()
+        self.by_name: dict[str, list[Rows]] = defaultdict(list)
+        for part in rows:
+            digest.add(part)
+            self.by_name[part.name].append(part)
+        self.checksum = digest.value
+
+
+def _kept_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Weights and buffers of a checkpoint; a tied weight appears once."""
+    kept = module.state_dict().keys()
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return {name: tensor for name, tensor in tensors if name in kept}
+
+
+def _fetched(line: "ExchangeLine", buckets: Iterable[Bucket], *, step: int) -> Iterator[Rows]:
+    """The rows in the buckets, as read-only views of the object store's memory."""
+    # they are only read
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    for packed, reference in buckets:
+        [array] = line.fetch([reference])
+        if array is LOST:
+            raise InvariantError(
+                f"The weights of step {step} are lost, because the training rank died."
+            )
+        buffer = torch.from_numpy(array)
+        yield from (Entry.unpacked(each).rows(buffer) for each in packed)
+
+
+def _require_all(weights: Weights, needed: Iterable[str]) -> None:
+    """Refuse weights that leave some of the acting ones as they were, perhaps uninitialised."""
+    sent = {
+        Entry.unpacked(each).name
+        for packed, _ in (*weights.frozen, *weights.buckets)
+        for each in packed
+    }
+    missing = sorted({*needed} - sent)
+    if missing:
+        raise InvariantError(
+            f"The weights of step {weights.step} lack {len(missing)} of the acting ones, the "
+            f"first of them {missing[0]!r}."
+        )
+
+
+def _require_arrived(weights: Weights, *, frozen: int, changing: int) -> None:
+    arrived = joined_checksum([frozen, changing])
+    if arrived != weights.checksum:
+        raise InvariantError(
+            f"The weights of step {weights.step} arrived with the checksum {arrived}, but "
+            f"were sent with {weights.checksum}. Report this with the run's config; the last "
+            "checkpoint is intact."
+        )
+
+
+class SecondCopies:
+    """Second copies of all policies that act on a rank; they are swapped together.
+
+    Args:
+        copies: Second copies, by the agent group that owns the weights.
+        owners: For each agent group, the group that owns its weights.
+    """
+
+    def __init__(
+        self, copies: Mapping[int, SecondCopy | StoredCopy], *, owners: Mapping[int, int]
+    ) -> None:
+        self.copies, self.owners = dict(copies), dict(owners)
+        self.step = -1
+        """Step whose weights act; -1 before the first arrival."""
+
+    def receive(self, published: PublishedWeights) -> None:
+        """Receive the weights that do not act yet; see `SecondCopy`."""
+        for copy, weights in self._new(published):
+            copy.receive(weights)
+
+    def swap(self, published: PublishedWeights) -> None:
+        """Let the received weights act, between two forward passes."""
+        for copy, weights in self._new(published):
+            copy.swap(weights)
+        self.step = published.step
+        for owner, copy in self.copies.items():
+            copy.steps_of_versions[published.of_groups[owner].version] = published.step
+
+    def step_of(self, group: int, version: int) -> int:
+        """The last training step whose weights had `version` when they acted for `group`."""
+        return self.copies[self.owners[group]].steps_of_versions[version]
+
+    def _new(self, published: PublishedWeights) -> list[tuple[SecondCopy | StoredCopy, Weights]]:
+        pairs = [(copy, published.of_groups[owner]) for owner, copy in self.copies.items()]
+        return [
+            (copy, weights)
+            for copy, weights in pairs
+            if copy.acting is None or copy.acting.step != weights.step
+        ]
+
+
+class WeightThread:
+    """Receives each new version in a thread, and reports when one can be swapped in.
+
+    Args:
+        copies: Receive the weights.
+        line: Connection to the exchange.
+        arrived: Called in the thread with the received weights; the next weights are received after
+            `release`.
+    """
+
+    def __init__(
+        self,
+        copies: SecondCopies,
+        line: "ExchangeLine",
+        *,
+        arrived: Callable[[PublishedWeights], object],
+    ) -> None:
+        self.copies = copies
+        self.line = line
+        self.arrived = arrived
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+        self._free = threading.Event()
+        self._free.set()
+        self._thread = threading.Thread(target=self._run, name="siirl-weights", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error that ended the thread or that `fail` got, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+    def fail(self, error: Exception) -> None:
+        """Let `check` raise the error of weights that could not be swapped in."""
+        self._error = error
+
+    def release(self) -> None:
+        """Mark the received weights as acting, so that the second copy may be overwritten."""
+        self._free.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._free.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._receive_all()
+        except BaseException as error:  # noqa: BLE001 - `check` raises it in the rank's thread
+            self._error = error
+
+    def _receive_all(self) -> None:
+        while True:
+            self._free.wait()
+            if self._over.is_set():
+                return
+            published = self.line.call("weights", None, self.copies.step)
+            if published is None:
+                continue
+            self._free.clear()
+            if self._over.is_set():  # `stop` set `_free` before it was cleared
+                return
+            self.copies.receive(published)
+            self.arrived(published)
