@@ -169,7 +169,7 @@ def test_a_write_to_the_part_of_one_rank_is_saved(tmp_path):
 
 def test_a_weight_that_changes_while_it_is_written_is_saved_as_it_was(tmp_path):
     engine = make_engine(module=partly_frozen())
-    staged = engine.stage(copy=True)
+    staged = engine.stage(copy=True, frozen=engine.frozen.types(engine.ranks))
     before = engine.module.head.bias.clone()
     with torch.no_grad():
         engine.module.head.bias.add_(1.0)
@@ -192,7 +192,7 @@ def test_a_tied_frozen_weight_is_saved_once_and_loaded_into_both(tmp_path):
 
 def test_frozen_weights_are_not_copied_if_the_caller_waits_for_their_file(tmp_path):
     engine = job(tmp_path).engine
-    held = engine.stage(copy=False).held
+    held = engine.stage(copy=False, frozen=engine.frozen.types(engine.ranks)).held
     assert held.whole("head.weight").data_ptr() == engine.module.head.weight.data_ptr()
 
 

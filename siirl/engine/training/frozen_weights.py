@@ -44,9 +44,8 @@ class FrozenWeights:
 
         Every rank calls it.
         """
-        own = {name: (weight.dtype, weight.shape) for name, weight in self._unchanged()}
-        everywhere = set.intersection(*ranks.gather_objects(set(own)))
-        return {name: of_weight for name, of_weight in own.items() if name in everywhere}
+        names, weights = self.names(ranks), saved_weights(self._module)
+        return {name: (each.dtype, each.shape) for name, each in weights.items() if name in names}
 
     def names(self, ranks: Collectives) -> set[str]:
         """All names, of which a tied weight has several, of those that are frozen on all ranks.

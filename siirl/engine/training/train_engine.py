@@ -345,20 +345,16 @@ class TrainEngine(ScoringEngine[Scores]):
 
     # Checkpoints
 
-    def stage(
-        self, *, copy: bool, frozen: Types | None = None, linked: bool = False
-    ) -> StagedState:
+    def stage(self, *, copy: bool, frozen: Types, linked: bool = False) -> StagedState:
         """This rank's parts of weights, moments and the number of steps, to be written.
 
         Every rank calls it.
 
         Args:
             copy: Copy them to host memory, so that training can continue while they are written.
-            frozen: Weights that are frozen on all ranks; None: those of `self.frozen`.
+            frozen: Weights that are frozen on all ranks.
             linked: Whether the file of these is already in place.
         """
-        if frozen is None:
-            frozen = self.frozen.types(self.ranks)
         with self.moments.resident():
             return stage_state(
                 state_tensors(self.module, self.optimizer, steps=self.steps),
@@ -376,7 +372,8 @@ class TrainEngine(ScoringEngine[Scores]):
         Raises:
             CheckpointError: A rank cannot write. The others raise InvariantError.
         """
-        write_state(self.stage(copy=False), folder, ranks=self.ranks)
+        staged = self.stage(copy=False, frozen=self.frozen.types(self.ranks))
+        write_state(staged, folder, ranks=self.ranks)
 
     def load(self, folder: Path) -> None:
         """Resume from files of `save`, on any number of ranks.
