@@ -4,6 +4,7 @@ Left out: the meaning of the values (`siirl.params.compose` for keys,
 `siirl.execution.dag.workflow_file` for graphs).
 """
 
+import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import yaml
 
 from siirl.files.yaml_text import check_expansion
 
-# PyYAML checks the text's structure, and leaves scalars to Python: `2026-99-99` and a long integer
-# are ValueErrors, `!!bool maybe` a KeyError, `!!timestamp soon` an AttributeError, `!!int ''` an
-# IndexError, and brackets without end a RecursionError.
+# PyYAML checks the text's structure, and leaves scalars to Python: `!!timestamp 2026-99-99` and a
+# long integer are ValueErrors, `!!bool maybe` a KeyError, `!!timestamp soon` an AttributeError,
+# `!!int ''` an IndexError, and brackets without end a RecursionError.
 UNREADABLE = (
     yaml.YAMLError,
     ValueError,
@@ -26,8 +27,18 @@ UNREADABLE = (
 )
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice; PyYAML would keep the last one."""
+_WHOLE, _DIGITS = "(0|[1-9](_?[0-9])*)", "[0-9](_?[0-9])*"
+_POINT, _EXPONENT = rf"({_WHOLE}?\.{_DIGITS}|{_WHOLE}\.)", rf"[eE][+-]?{_DIGITS}"
+INTEGER = rf"[+-]?{_WHOLE}"
+FLOAT = rf"[+-]?({_POINT}({_EXPONENT})?|{_WHOLE}{_EXPONENT})"
+"""Numbers as Hydra reads them from the command line."""
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice, of which PyYAML would keep the last one, and
+    reads the numbers of the command line: YAML 1.1 has 0x10, 010 and 1:30 as integers, and dates,
+    but not 1e3.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """As SafeLoader, after a check that the keys of `node` differ.
@@ -45,9 +56,20 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_OWN = {
+    "tag:yaml.org,2002:int": INTEGER,
+    "tag:yaml.org,2002:float": rf"{FLOAT}|[+-]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}
+_Loader.yaml_implicit_resolvers = {
+    first: [each for each in known if each[0] not in {*_OWN, "tag:yaml.org,2002:timestamp"}]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern in _OWN.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(rf"({_pattern})\Z"), [*"+-.0123456789"])
+
+
 def read_plain(path: Path) -> Any:
-    """Mappings, lists, texts, numbers, dates, booleans and None; objects of other classes are never
-    made.
+    """Mappings, lists, texts, numbers, booleans and None; objects of other classes are never made.
 
     Raises:
         OSError: The file cannot be read.
@@ -55,7 +77,7 @@ def read_plain(path: Path) -> Any:
     """
     text = path.read_text(encoding="utf-8")
     check_expansion(text)
-    return yaml.load(text, Loader=_UniqueKeys)
+    return yaml.load(text, Loader=_Loader)
 
 
 def describe_yaml_error(error: BaseException) -> str:

@@ -16,6 +16,7 @@ import yaml
 
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.files.paths import fault_of_path
+from siirl.files.yaml_files import FLOAT, INTEGER
 from siirl.params.schema import default_of, fields_of, join, keys_of, type_name, unknown_key
 
 Arguments = TypeVar("Arguments")
@@ -89,6 +90,8 @@ def _convert(value: Any, hint: Any) -> Any:
     if origin is typing.Literal:
         return _require(value, value in arguments)
     if origin in (tuple, list):
+        in_quotes = isinstance(value, str) and value.startswith("[")
+        _require(value, not (in_quotes and _fits_without_quotes(value, hint)))
         return _convert_sequence(value, origin, arguments)
     if origin is dict or hint is dict:
         return dict(_require(value, isinstance(value, Mapping)))
@@ -140,6 +143,8 @@ def _wrong_type(value: Any, hint: Any, default: Any, place: str, source: str) ->
         if default in (None, (), {}, "") or default is dataclasses.MISSING
         else f", for example {place}={as_text(default)}"
     )
+    if wanted.startswith("text") and isinstance(value, bool | float):
+        example = ": put it in quotes"
     if isinstance(value, Mapping) and "${" in source:  # the name of a group, which has many keys
         setting = f"{place} ({source}) is a mapping, but"
     else:
@@ -148,8 +153,7 @@ def _wrong_type(value: Any, hint: Any, default: Any, place: str, source: str) ->
 
 
 _BOOLEANS = ("true", "True", "TRUE", "false", "False", "FALSE")
-_INTEGER = r"[+-]?(0|[1-9](_?[0-9])*)"
-_FLOAT = rf"{_INTEGER}(\.[0-9]*)?([eE][+-]?[0-9]+)?"
+_NULLS = ("null", "Null", "NULL")
 
 
 def _fits_without_quotes(value: Any, hint: Any) -> bool:
@@ -157,24 +161,25 @@ def _fits_without_quotes(value: Any, hint: Any) -> bool:
     if not isinstance(value, str):
         return False
     try:
-        return _convert(_without_quotes(value), hint) is not None
+        _convert(_without_quotes(value), hint)
     except (yaml.YAMLError, _WrongType):
         return False
     except (ValueError, RecursionError):  # Python's limits on digits and on nesting
         return False
+    return True
 
 
 def _without_quotes(text: Any) -> Any:
-    """What a text is without quotes, on the command line as in a file: YAML alone would also read
-    `yes`, `0x10`, `1:30` and dates.
-    """
+    """What a text is without quotes, on the command line as in a file, where `yes` is true too."""
     if not isinstance(text, str):  # a list within a list
         return text
     if text in _BOOLEANS:
         return text.lower() == "true"
-    if re.fullmatch(_INTEGER, text):
+    if text in _NULLS:
+        return None
+    if re.fullmatch(INTEGER, text):
         return int(text)
-    if re.fullmatch(_FLOAT, text):
+    if re.fullmatch(FLOAT, text):
         return float(text)
     if not text.startswith(("[", "{")):
         return text

@@ -20,7 +20,6 @@ from envs.names import listed
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.files.paths import config_dir, usable_path, why_no_file
 from siirl.files.yaml_files import UNREADABLE, describe_yaml_error, read_plain
-from siirl.files.yaml_text import check_expansion
 from siirl.params.aliases import BOUNDS, CLIP_RATIO, LOSS, Assignment
 from siirl.params.build import as_text
 from siirl.params.config_groups import OPTIONAL_GROUPS, PRIMARY, options
@@ -127,8 +126,8 @@ def load_file(path: Path) -> DictConfig:
             f"--config {path}: {why_no_file(path)}, for example a run's config.yaml."
         )
     try:
-        check_expansion(path.read_text(encoding="utf-8"))
-        loaded = OmegaConf.load(path)
+        values = read_plain(path)
+        loaded = OmegaConf.create({} if values is None else values)
     except OmegaConfBaseException as error:
         fault = str(error).partition("\n")[0]
         raise ConfigError(
@@ -141,7 +140,7 @@ def load_file(path: Path) -> DictConfig:
         raise ConfigError(
             f"--config {path} cannot be read: {describe_yaml_error(error)}."
         ) from error
-    if not isinstance(loaded, DictConfig):
+    if not isinstance(values, dict) or not isinstance(loaded, DictConfig):
         raise ConfigError(f"--config {path} must hold keys (trainer: ...), not a list.")
     return loaded
 

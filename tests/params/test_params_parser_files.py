@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.params.compose import load_file
 from siirl.params.config_groups import options
 from siirl.params.parser import parse, parse_config, to_tree, to_yaml
 from tests.params.refused import refusal
@@ -107,7 +112,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
             "trainer: {a: [\n",
             "expected the node content, but found '<stream end>' (line 2, column 1).",
         ),
-        ("trainer:\n  seed: 1\n  seed: 2\n", "found duplicate key seed (line 3, column 3)."),
+        ("trainer:\n  seed: 1\n  seed: 2\n", "the key 'seed' is given twice (line 3, column 3)."),
     ],
 )
 def test_a_file_that_is_not_yaml_is_refused_in_one_line(
@@ -127,6 +132,25 @@ def test_a_file_that_is_not_yaml_is_refused_in_one_line(
             'trainer: {total_steps: "3"}',
             "trainer.total_steps='3' ({file}) is text, but must be an integer or null: leave out "
             "the quotes.",
+        ),
+        (
+            'trainer: {total_steps: "null"}',
+            "trainer.total_steps='null' ({file}) is text, but must be an integer or null: leave "
+            "out the quotes.",
+        ),
+        (
+            'trainer: {max_minutes: ".5"}',
+            "trainer.max_minutes='.5' ({file}) is text, but must be a number or null: leave out "
+            "the quotes.",
+        ),
+        (
+            "trainer: {logger: '[console, tensorboard]'}",
+            "trainer.logger='[console, tensorboard]' ({file}) is text, but must be a list of text: "
+            "leave out the quotes.",
+        ),
+        (
+            "trainer: {experiment_name: yes}",
+            "trainer.experiment_name=true ({file}) must be text: put it in quotes.",
         ),
         (
             'trainer: {blind: "true"}',
@@ -451,10 +475,24 @@ def test_text_that_is_no_number_is_not_said_to_have_quotes(word):
     assert "quotes" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["yes", "0x10", "1:30", "2024-13-45"])
-def test_text_of_a_file_that_is_no_number_on_the_command_line_must_be_one(tmp_path, text):
+@pytest.mark.parametrize("quote", ["", "'"])
+@pytest.mark.parametrize("text", ["0x10", "010", "1:30", "2024-13-45"])
+def test_text_of_a_file_that_is_no_number_on_the_command_line_must_be_one(tmp_path, text, quote):
     file = tmp_path / "mine.yaml"
-    file.write_text(f"trainer: {{seed: '{text}'}}\n")
+    file.write_text(f"trainer: {{seed: {quote}{text}{quote}}}\n")
     assert refusal(config_file=file) == (
         f"trainer.seed={text} ({file}) must be an integer, for example trainer.seed=0."
     )
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text("018+-._:ex", min_size=1, max_size=5))
+def test_a_number_or_text_of_a_file_is_that_of_the_command_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"a: {text}\n")
+    try:
+        read = load_file(file).a
+        typed = OverridesParser.create().parse_override(f"a={text}").value()
+    except (ConfigError, HydraException):
+        assume(False)  # no single value
+    assert repr(read) == repr(typed)
