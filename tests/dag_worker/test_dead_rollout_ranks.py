@@ -20,8 +20,8 @@ from siirl.engine.rollout.ledger import Prompt, RolloutLedger
 ALL = {0: 4}
 
 
-async def opened(*, streaming: bool) -> Exchange:
-    ledger = RolloutLedger(batch=2, max_staleness=1, ranks=1, streaming=streaming)
+async def opened(*, streaming: bool, ranks: int = 1) -> Exchange:
+    ledger = RolloutLedger(batch=2, max_staleness=1, ranks=ranks, streaming=streaming)
     exchange = Exchange({0: Edge(ledger=ledger, node="get")})
     await exchange.publish(0, Weights(step=0, version=0, buckets=(), checksum=0))
     await exchange.open(0, 0, 0, None, [], [])
@@ -102,5 +102,24 @@ def test_a_result_that_a_dead_process_sends_late_does_not_answer_an_evaluation()
         assert asked.evaluation == EvaluationRequest(0, 1, 0, True, False)
         await exchange.result(replacement, 1, "of its replacement")
         assert await exchange.results() == ["of its replacement"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("when", ["before its death", "late"])
+def test_the_ranks_of_an_evaluation_get_nothing_of_a_dead_process(when: str) -> None:
+    async def scenario() -> None:
+        exchange = await opened(streaming=True, ranks=2)
+        other, process = await exchange.join(0), await exchange.join(1)
+        await exchange.evaluate(0, 0, True, False)
+        if when == "before its death":
+            assert await exchange.gather(process, 1, 1, "dead") is None
+        await exchange.rank_died(1)
+        if when == "late":
+            assert await exchange.gather(process, 1, 1, "dead") is None
+        waits = asyncio.create_task(exchange.gather(other, 1, 1, "other"))
+        replacement = await exchange.join(1)
+        assert await exchange.gather(replacement, 1, 1, "new") == ["other", "new"]
+        assert await waits == ["other", "new"]
 
     asyncio.run(scenario())

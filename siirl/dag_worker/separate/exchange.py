@@ -216,13 +216,16 @@ class Exchange:
             self.edges[group].put(process.rank, entries, report)
             await self._notify()
 
-    async def gather(self, call: int, number: int, rank: int, thing: Any) -> list[Any] | None:
+    async def gather(
+        self, process: RolloutProcess, call: int, number: int, thing: Any
+    ) -> list[Any] | None:
         """Objects of all rollout ranks for gather number `number` of evaluation `call`; None:
         incomplete.
         """
         given = self._gathered.setdefault((call, number), {})
-        given[rank] = thing
-        await self._notify()
+        if self._is_alive(process):
+            given[process.rank] = thing
+            await self._notify()
         if len(given) < self._ledger.ranks:
             await self._wait()
         if len(given) < self._ledger.ranks:
@@ -242,6 +245,8 @@ class Exchange:
         for edge in self.edges.values():
             edge.rank_died(rank)
         self._results.pop(rank, None)
+        for given in self._gathered.values():
+            given.pop(rank, None)
         await self._notify()
 
     # Inside

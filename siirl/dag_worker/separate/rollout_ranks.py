@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from siirl.dag_worker.context import StageContext
+from siirl.dag_worker.separate.exchange_messages import RolloutProcess
 from siirl.dag_worker.validator import Validator
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.workflow import Trajectory
@@ -38,11 +39,12 @@ class RolloutRanks:
         self.line = line
         self.rank = rank
         self.size = size
+        self._process = RolloutProcess(rank, 0)
         self._call = self._number = 0
 
-    def begin(self, call: int) -> None:
-        """Begin evaluation number `call`."""
-        self._call, self._number = call, 0
+    def begin(self, process: RolloutProcess, call: int) -> None:
+        """Begin evaluation number `call` as `process` of this rank."""
+        self._process, self._call, self._number = process, call, 0
 
     def gather_objects(self, thing: Thing) -> list[Thing]:
         """See Collectives."""
@@ -52,7 +54,7 @@ class RolloutRanks:
         with OCCUPATION.doing("waits for the other rollout ranks", waiting=True):
             found: list[Thing] | None = None
             while found is None:
-                found = self.line.call("gather", self._call, self._number, self.rank, thing)
+                found = self.line.call("gather", self._process, self._call, self._number, thing)
         return found
 
     def broadcast_object(self, thing: Thing) -> Thing:

@@ -204,7 +204,7 @@ class RolloutWorker:
 
     def _evaluate(self, evaluation: EvaluationRequest) -> None:
         validator = self._parts[evaluation.group].validator
-        validator.ranks.begin(evaluation.call)  # type: ignore[attr-defined]
+        validator.ranks.begin(self.process, evaluation.call)  # type: ignore[attr-defined]
         with OCCUPATION.doing(f"evaluates step {evaluation.step}"):
             found = validator.evaluate(
                 step=evaluation.step, greedy=evaluation.greedy, record=evaluation.record
