@@ -20,7 +20,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from accelerate import init_empty_weights
 from tokenizers import Tokenizer
 
 from envs.archives import check_stored
@@ -36,7 +35,7 @@ from siirl.models.openvla_oft import DEVIATION, OpenVLAOFT, OpenVLARegression
 from siirl.models.openvla_policy import OpenVLANumbers, OpenVLAPolicy, OpenVLATokenizer, Parts
 from siirl.models.openvla_vision import VisionEncoder, encoder_shape
 from siirl.models.timm_vision import TimmEncoder
-from siirl.models.weights import materialise, plan_weights, stored_shapes
+from siirl.models.weights import materialise, plan_weights, stored_shapes, without_memory
 from siirl.params.policies import no_weights
 from siirl.params.references import check_options
 
@@ -109,7 +108,7 @@ def load_openvla_oft(
     regression = files.has(ACTION_HEAD)
     _check_deviation(action_std, regression=regression, folder=files.folder)
     std = ACTION_STD if action_std is None else action_std
-    with init_empty_weights(include_buffers=False):
+    with without_memory():
         parts = files.parts(question_length=question_length, recompute=recompute, vision=vision)
         policy: OpenVLAOFT | OpenVLARegression
         if regression:
@@ -149,7 +148,7 @@ def load_openvla(
             "model=openvla_oft."
         )
     _check_environment(spec, images=1, state=None, folder=files.folder)
-    with init_empty_weights(include_buffers=False):
+    with without_memory():
         parts = files.parts(question_length=question_length, recompute=recompute, vision=vision)
         policy = OpenVLA(parts, action_tokenizer=files.tokens())
     _plan(policy, files, weights=weights)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from accelerate import init_empty_weights
 from tokenizers import Tokenizer
 
 from envs.base import EnvSpec
@@ -40,7 +39,13 @@ from siirl.models.lerobot_scales import STATE
 from siirl.models.pi import Pi, Pi0, Pi05
 from siirl.models.pi_network import freeze
 from siirl.models.pi_parts import GemmaShape, NetworkShape, VisionShape
-from siirl.models.weights import PlannedWeights, materialise, plan_weights, stored_shapes
+from siirl.models.weights import (
+    PlannedWeights,
+    materialise,
+    plan_weights,
+    stored_shapes,
+    without_memory,
+)
 from siirl.params.policies import no_weights
 from siirl.params.references import check_options
 
@@ -205,7 +210,7 @@ def load_pi(
         "folder": folder,
         "tokenizer_file": file,
     }
-    with init_empty_weights(include_buffers=False):
+    with without_memory():
         policy = make(stored, parts)
     of_checkpoint = stored.config["freeze_vision_encoder"]
     freeze(

@@ -25,11 +25,18 @@ from siirl.files.weight_files import (
 )
 from siirl.models.adapters import adapted_layers, add_adapters
 from siirl.models.hub import cached_folder, find_on_hub
-from siirl.models.weights import PlannedWeights, plan_weights
+from siirl.models.weights import (
+    PlannedWeights,
+    UnscaledWeightsError,
+    plan_weights,
+    without_memory,
+)
 from siirl.params.key_names import MODEL_PATH
 from siirl.params.model_args import LoraArguments
 from siirl.params.policies import VISION_MODEL_TYPES
 
+DEQUANTISABLE = ("fp8", "mxfp4")
+"""Quantisations that transformers turns into the weights of the architecture."""
 MINIATURE_TOKENS = 64  # size of the vocabulary of `miniature`
 
 
@@ -145,12 +152,17 @@ def model_class(config: Any) -> Any:
 
 
 def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The model with all its weights.
+    """The model with all its weights, in floating point also if they are quantised in the files.
 
     Raises:
+        ConfigError: Quantised weights that transformers leaves quantised.
         MissingAssetError: No weight file.
         CheckpointError: A truncated weight file, or one of another model.
     """
+    quantisation = _quantisation(config)
+    if quantisation is not None and quantisation.get("quant_method") in DEQUANTISABLE:
+        config = copy.deepcopy(config)  # else it stays quantised if this machine has a GPU
+        config.quantization_config = quantisation | {"dequantize": True}
     try:
         with quiet_transformers():
             loaded: Any = model_class(config).from_pretrained(
@@ -172,6 +184,13 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
             f"{source} holds weights of another model than its config.json: {first_line(error)}"
         ) from error
     causal_lm, report = loaded
+    if quantisation is not None and (
+        causal_lm.is_quantized or any(weight.itemsize == 1 for weight in causal_lm.parameters())
+    ):
+        raise ConfigError(
+            f"{MODEL_PATH}={source} is quantised ({quantisation.get('quant_method')}), but "
+            "training needs weights in floating point: give the model before quantisation."
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise CheckpointError(
@@ -180,6 +199,14 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
             "config.json that fits it."
         )
     return causal_lm
+
+
+def _quantisation(config: Any) -> dict[str, Any] | None:
+    """What config.json says of quantised weights, where transformers looks for it."""
+    found = (
+        getattr(part, "quantization_config", None) for part in (config, config.get_text_config())
+    )
+    return next((quantisation for quantisation in found if quantisation is not None), None)
 
 
 def plan_causal_lm(
@@ -221,9 +248,9 @@ def plan_model(
 ) -> tuple[Any, PlannedWeights] | None:
     """A model of transformers without memory for its weights, and the plan to read them.
 
-    None if transformers computes weights from those in the files instead of only renaming them,
-    if it keeps some in float32 whatever `dtype` is, or if the files are not downloaded yet: use
-    `from_pretrained` for those.
+    None if transformers computes weights from those in the files (quantised ones, separate experts)
+    instead of only renaming them, if it keeps some in float32 whatever `dtype` is, or if the files
+    are not downloaded yet: use `from_pretrained` for those.
 
     Args:
         kind: The class of transformers that builds the model from `config`.
@@ -231,7 +258,12 @@ def plan_model(
         config: Configuration of the model.
         dtype: Type of the weights.
         trust_remote_code: Run code that comes with the model.
+
+    Raises:
+        UnscaledWeightsError: Quantised weights, which config.json does not describe.
     """
+    if _quantisation(config) is not None:
+        return None
     folder = Path(source) if Path(source).is_dir() else cached_folder(source)
     if folder is None or not weight_files(folder):
         return None
@@ -245,6 +277,8 @@ def plan_model(
         planned = plan_weights(
             model, folder, left_out=lambda name: renamed(name) not in own, renamed=renamed
         )
+    except UnscaledWeightsError:
+        raise
     except CheckpointError:
         return None
     return model, planned
@@ -252,9 +286,7 @@ def plan_model(
 
 def _without_memory(kind: Any, config: Any, *, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """The model with its weights on the meta device; buffers have values."""
-    from accelerate import init_empty_weights
-
-    with init_empty_weights(include_buffers=False):
+    with without_memory():
         model = kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     model.tie_weights()
     return model
@@ -354,16 +386,24 @@ def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: 
 @contextlib.contextmanager
 def damage_named(source: str, files: str) -> Iterator[None]:
     """Turn any error that transformers raises for damaged files into a CheckpointError, except a
-    lack of memory.
+    lack of memory or of a package.
 
     Args:
         source: Folder or hub id of the model.
         files: The files that are read.
+
+    Raises:
+        MissingAssetError: A package that the model needs cannot be imported.
     """
     try:
         yield
     except (SiirlError, MemoryError, torch.OutOfMemoryError):  # not a fault of the files
         raise
+    except ImportError as error:
+        raise MissingAssetError(
+            f"{MODEL_PATH}={source} needs a package that cannot be imported: {first_line(error)} "
+            "Install it in this environment."
+        ) from error
     # tokenizers raises plain Exception; huggingface_hub and jinja2 derive theirs from it directly
     except Exception as error:
         raise CheckpointError(

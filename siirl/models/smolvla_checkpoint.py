@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from transformers import SmolVLMConfig
 
 from envs.base import EnvSpec
@@ -34,7 +33,7 @@ from siirl.models.lerobot_folder import (
 )
 from siirl.models.smolvla import VLM_FILES, VLM_FOLDER, SmolVLA
 from siirl.models.smolvla_network import NetworkShape, freeze
-from siirl.models.weights import materialise, plan_weights
+from siirl.models.weights import materialise, plan_weights, without_memory
 from siirl.params.policies import no_weights
 from siirl.params.references import check_options
 
@@ -128,7 +127,7 @@ def load_smolvla(
         truncation_side=_truncation_side(vlm_folder),
     )
     vlm_config = SmolVLMConfig(**read_object(vlm_folder / CONFIG_FILE, remedy="Download it again."))
-    with init_empty_weights(include_buffers=False):
+    with without_memory():
         policy = SmolVLA(
             vlm_config,
             shape=shape,

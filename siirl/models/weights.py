@@ -8,8 +8,9 @@ Weights may lie in several files with `model.safetensors.index.json`, Hugging Fa
 models.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from siirl.errors import CheckpointError
 from siirl.files.weight_files import weight_files
@@ -29,6 +31,10 @@ from siirl.models.adapters import (
 from siirl.models.checksum import checksum
 from siirl.models.stored_tensors import StoredTensors, local_part
 from siirl.params.model_args import LoraArguments
+
+
+class UnscaledWeightsError(CheckpointError):
+    """Quantised numbers where a module has weights: without their scales they mean nothing."""
 
 
 @dataclass
@@ -108,6 +114,7 @@ def plan_weights(
 
     Raises:
         CheckpointError: A truncated file, or weights of another model.
+        UnscaledWeightsError: Quantised weights.
     """
     further = further or {}
     lora = stored_adapters(place) if merges else None
@@ -124,6 +131,7 @@ def plan_weights(
         shapes | {name: tuple(tensor.shape) for name, tensor in further.items()},
         place=place,
     )
+    _require_floating_point(module, stored, names, place=place)
     _require_equal_ties(module, stored, names, place=place)
     return PlannedWeights(stored, names, further, lora)
 
@@ -164,6 +172,20 @@ def planned_weights(part: nn.Module) -> PlannedWeights | None:
     """The weights of a module that are still to be read, its attribute `planned`; None without."""
     planned: PlannedWeights | None = getattr(part, "planned", None)
     return planned
+
+
+@contextlib.contextmanager
+def without_memory() -> Iterator[None]:
+    """Modules built in this context have their weights on the meta device; buffers have values."""
+    hook = register_module_parameter_registration_hook(_on_meta)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _on_meta(module: nn.Module, name: str, weight: nn.Parameter) -> nn.Parameter:
+    return weight if weight.is_meta else nn.Parameter(weight.to("meta"), weight.requires_grad)
 
 
 def give_memory(module: nn.Module, device: torch.device) -> None:
@@ -231,6 +253,21 @@ def require_fitting(
             f"{place} holds another model than {type(module).__name__}: "
             f"{'; '.join(sorted(wrong)[:5])} ({len(wrong)} in all)."
         )
+
+
+def _require_floating_point(
+    module: nn.Module, stored: StoredTensors, names: Mapping[str, str], *, place: Path
+) -> None:
+    """Raise UnscaledWeightsError for a floating-point weight that is stored in 8 bits or as an
+    integer.
+    """
+    for own, weight in module.state_dict().items():
+        dtype = stored.tensors[names[own]].dtype if own in names else weight.dtype
+        if weight.is_floating_point() and not (dtype.is_floating_point and dtype.itemsize > 1):
+            raise UnscaledWeightsError(
+                f"{place} holds {own} as {dtype}: it is quantised, and its scales would be lost. "
+                "Give the model with weights in bfloat16, float16 or float32."
+            )
 
 
 def _require_equal_ties(

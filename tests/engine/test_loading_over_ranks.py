@@ -10,11 +10,13 @@ from safetensors.torch import load_file, save_file
 from tiny_language_models import language_model
 from torch import nn
 from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
 
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingModule, acting_copy
+from siirl.errors import CheckpointError, ConfigError
 from siirl.files.weight_files import WEIGHTS_FILE
 from siirl.models.language_model import load_language_model
 from siirl.models.pretrained import read_causal_lm, read_config
@@ -142,6 +144,74 @@ def test_weights_that_transformers_computes_are_read_whole(tmp_path):
     assert stored.keys() != written.state_dict().keys()  # each expert has tensors of its own there
     model = load_language_model(tmp_path, weights=False)
     assert_equal(model, written)
+
+
+def in_fp8(folder, place, *, described=True):
+    """The model of `folder` as those on the Hub in blocks of FP8 are, with a scale for each."""
+    shutil.copytree(folder, place, dirs_exist_ok=True)
+    stored = load_file(place / WEIGHTS_FILE)
+    for name in [name for name in stored if name.endswith("proj.weight")]:
+        scale = stored[name].abs().max() / 448
+        stored[name] = (stored[name] / scale).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = scale.reshape(1, 1)
+    save_file(stored, place / WEIGHTS_FILE, metadata={"format": "pt"})
+    if described:
+        config = json.loads((place / "config.json").read_text())
+        config["quantization_config"] = {
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+            "activation_scheme": "dynamic",
+        }
+        (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
+def test_weights_in_fp8_are_read_with_their_scales(folder, tmp_path):
+    place = in_fp8(folder, tmp_path)
+    expected = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    for weights in (True, False):
+        model = load_language_model(place, weights=weights)
+        assert_equal(model, expected)
+        assert not hasattr(model.config, "quantization_config")  # nor has its checkpoint
+    stored, written = load_file(place / WEIGHTS_FILE), load_language_model(folder).state_dict()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    torch.testing.assert_close(model.state_dict()[name], written[name], rtol=0.07, atol=0.01)
+    assert stored[name].float().std() > 50 * written[name].std()
+
+
+def test_weights_in_fp8_of_which_config_json_says_nothing_are_refused(folder, tmp_path):
+    place = in_fp8(folder, tmp_path, described=False)
+    with pytest.raises(CheckpointError, match=r"proj\.weight as torch\.float8_e4m3fn.*bfloat16"):
+        load_language_model(place, weights=False)
+
+
+def test_integers_in_place_of_weights_are_refused(tmp_path):
+    module = nn.Linear(2, 3)
+    save_file(
+        {"weight": torch.ones(3, 2).char(), "bias": torch.ones(3)}, tmp_path / "w.safetensors"
+    )
+    with pytest.raises(CheckpointError, match=r"holds weight as torch\.int8: it is quantised"):
+        load_weights(module, tmp_path / "w.safetensors")
+
+
+def test_a_model_that_stays_quantised_is_refused(folder, tmp_path):
+    pytest.importorskip("compressed_tensors")
+    place = in_fp8(folder, tmp_path)
+    config = json.loads((place / "config.json").read_text())
+    weights = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+    (place / "config.json").write_text(json.dumps(config))
+    stored = load_file(place / WEIGHTS_FILE)
+    named = {name.replace("_scale_inv", "_scale"): tensor for name, tensor in stored.items()}
+    save_file(named, place / WEIGHTS_FILE, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"quantised \(compressed-tensors\).*before quantisation"):
+        load_language_model(place, weights=False)
 
 
 def test_a_head_that_differs_from_the_embedding_is_not_tied_to_it(folder, tmp_path):

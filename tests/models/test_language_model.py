@@ -362,6 +362,25 @@ def test_other_errors_of_the_library_name_the_files():
         raise KeyError("model_type")
 
 
+def test_a_package_that_a_model_lacks_is_not_reported_as_damaged_files():
+    sentence = r"folder needs a package that cannot be imported: No module named 'einops'\. Install"
+    with pytest.raises(MissingAssetError, match=sentence), damage_named("folder", "config.json"):
+        raise ModuleNotFoundError("No module named 'einops'", name="einops")
+
+
+def test_models_are_read_by_parts_without_accelerate():
+    """Neither transformers nor the GPU checks require it."""
+    load = (
+        "import sys; sys.modules['accelerate'] = None; "
+        "from siirl.models.language_model import load_language_model as model; "
+        "from siirl.models import openvla_checkpoint, pi_checkpoint, smolvla_checkpoint; "
+        "print(model('assets/tiny_lm', weights=False).planned is not None)"
+    )
+    words = [sys.executable, "-c", load]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_a_process_with_a_language_model_does_without_scikit_learn_and_scipy():
     """Transformers imports them for decoding and losses that nothing here asks for."""
     load = (
