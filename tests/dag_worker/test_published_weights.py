@@ -86,7 +86,7 @@ class Store:
         self.arrays, self.fetched = [], 0
 
     def store(self, array):
-        self.arrays.append(array)
+        self.arrays.append(array.copy())
         return len(self.arrays) - 1
 
     def fetch(self, references):

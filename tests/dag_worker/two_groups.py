@@ -3,6 +3,7 @@ without Ray.
 """
 
 import asyncio
+import copy
 import functools
 import threading
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class ThreadLine:
 
     def store(self, thing: Any) -> Any:
         """See `ExchangeLine`."""
-        return thing
+        return copy.deepcopy(thing)
 
     def fetch(self, references: Sequence[Any]) -> list[Any]:
         """See `ExchangeLine`."""

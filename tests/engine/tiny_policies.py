@@ -12,6 +12,7 @@ class Trained:
     """The part of a TrainEngine that a weight sync uses."""
 
     steps = 3
+    device = torch.device("cpu")
 
     def __init__(self, module: nn.Module, *, steps: int = steps) -> None:
         self.module, self.steps = module, steps

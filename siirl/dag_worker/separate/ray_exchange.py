@@ -54,8 +54,8 @@ class ExchangeLine:
             raise _died(error) from error
 
     def store(self, thing: Any) -> Any:
-        """Keep `thing`, as long as this process lives, where the other group can fetch it; returns
-        a reference.
+        """Keep a copy of `thing`, as long as this process lives, where the other group can fetch
+        it; returns a reference.
         """
         return ray.put(thing)
 
