@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 import torch
 
+from siirl.engine.training.compiled_blocks import COMPILER
+from siirl.params.packages import has_compilers
+
 Status = Literal["OK", "failed", "skipped"]
 
 
@@ -79,6 +82,11 @@ class Trial:
     def dtype_name(self) -> str:
         """Configuration name of `dtype`."""
         return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def compiler(self) -> str | None:
+        """Compiler of a model's blocks, as in the one-GPU preset; None: they are not compiled."""
+        return COMPILER if self.on_gpu and has_compilers(gpu=True) else None
 
     def left_s(self) -> float:
         """Seconds until the process is killed."""

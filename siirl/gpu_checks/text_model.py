@@ -13,7 +13,7 @@ from siirl.engine.training.device_peaks import peak_of
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes
 from siirl.gpu_checks.shapes import decoder_config, language_model, texts
-from siirl.gpu_checks.updates import compiler_of, engine_of, timed_update
+from siirl.gpu_checks.updates import engine_of, timed_update
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.flops import ADAPTERS, decoder_flops
 from siirl.params.data_args import DataArguments
@@ -54,7 +54,6 @@ def generation(trial: Trial) -> None:
 def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> float:
     """Seconds of the second of two updates of adapters; activations are kept if they fit."""
     lora = LoraArguments(rank=32 if trial.on_gpu else 2)
-    compiler = compiler_of(trial)
 
     def planned(*, recompute: bool) -> float:
         return planned_bytes(
@@ -62,12 +61,12 @@ def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> floa
             ModelArguments(dtype=trial.dtype_name, gradient_checkpointing=recompute, lora=lora),
             data=DataArguments(max_prompt_length=prompt, max_response_length=answer),
             micro_batch_size=ROWS_OF_A_PASS,
-            compiled=compiler is not None,
+            compiled=trial.compiler is not None,
         )
 
     free = torch.cuda.mem_get_info(trial.device)[0] if trial.on_gpu else 0
     recompute = planned(recompute=False) > free
-    trial.note(recomputes=recompute)
+    trial.note(recomputes=recompute, compiled=trial.compiler is not None)
     model = language_model(trial, lora=lora, recompute=recompute)
     engine = engine_of(
         model,
@@ -75,7 +74,7 @@ def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> floa
         device=trial.device,
         dtype=trial.dtype,
         micro_batch_size=ROWS_OF_A_PASS,
-        compiler=compiler,
+        compiler=trial.compiler,
     )
     most = 200
     batch = texts(

@@ -15,7 +15,6 @@ from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.training.batch_loss import BatchLoss, TrainStep
-from siirl.engine.training.compiled_blocks import COMPILER
 from siirl.engine.training.rank_device import set_deterministic
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.files.paths import find
@@ -26,7 +25,6 @@ from siirl.models.language_model import load_language_model
 from siirl.models.tiny_vla import load_policy
 from siirl.models.weight_rows import full_tensor
 from siirl.params import ActorArguments, OptimizerArguments
-from siirl.params.packages import has_compilers
 
 TINY_LM, TINY_VLA = "assets/tiny_lm", "assets/tiny_vla"
 FLOAT32_BOUND = 1e-3  # of a gradient's norm: allows for another order of sums
@@ -84,17 +82,6 @@ def _own_samples(actor: Actor, batch: TensorDict) -> TensorDict:
     rows = batch.clone(recurse=False)
     rows["old_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
     return rows
-
-
-def compiles(trial: Trial) -> bool:
-    """Whether a model's blocks are compiled, as in the one-GPU preset."""
-    return trial.on_gpu and has_compilers(gpu=True)
-
-
-def compiler_of(trial: Trial) -> str | None:
-    """Compiler of a model's blocks; recorded as a figure."""
-    trial.note(compiled=compiles(trial))
-    return COMPILER if compiles(trial) else None
 
 
 def timed_update(

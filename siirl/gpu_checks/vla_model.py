@@ -9,12 +9,7 @@ from siirl.gpu_checks.agreement import act_all, requests_of
 from siirl.gpu_checks.check import CheckSkipped, Trial
 from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes
 from siirl.gpu_checks.shapes import QUESTION, observations, openvla, openvla_config, trajectories
-from siirl.gpu_checks.updates import (
-    compiler_of,
-    compiles,
-    engine_of,
-    timed_update,
-)
+from siirl.gpu_checks.updates import engine_of, timed_update
 from siirl.models.flops import ADAPTERS, TRAINED_WEIGHTS
 from siirl.models.openvla_oft import OpenVLAOFT
 from siirl.models.openvla_policy import openvla_flops
@@ -93,19 +88,20 @@ def _planned(trial: Trial, lora: LoraArguments, *, chunks: int) -> float:
         openvla_shape(openvla_config(trial), images=1),
         ModelArguments(policy="openvla_oft", dtype=trial.dtype_name, options=options, lora=lora),
         episode_steps=chunks * OpenVLAOFT.chunk_length,
-        compiled=compiles(trial),
+        compiled=trial.compiler is not None,
     )
 
 
 def _update(trial: Trial, policy: OpenVLAOFT, *, chunks: int, passes: int, planned: float) -> None:
     rows = 2
+    trial.note(compiled=trial.compiler is not None)
     engine = engine_of(
         policy,
         embodied_scorer,
         device=trial.device,
         dtype=trial.dtype,
         micro_batch_size=1,
-        compiler=compiler_of(trial),
+        compiler=trial.compiler,
     )
     batch = trajectories(policy, rows=rows, chunks=chunks, shape=PICTURE)
     metrics, seconds = timed_update(trial, engine, batch)

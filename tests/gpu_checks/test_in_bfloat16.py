@@ -1,14 +1,18 @@
-"""The small form of checks in the type of the passes on a GPU; on a CPU they compute in float32."""
+"""The small form of checks in the type of the passes on a GPU and with compiled blocks; on a CPU they
+compute in float32, and nothing is compiled.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from siirl.gpu_checks import text_model, vla_model
+from siirl.gpu_checks.agreement import log_prob_gap
 from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.checkpoints import resumed
 from siirl.gpu_checks.device_speed import masked_attention
 from siirl.gpu_checks.video import clips
 
@@ -20,11 +24,26 @@ class InBfloat16(Trial):
     def dtype(self) -> torch.dtype:
         return torch.bfloat16
 
+    @property
+    def compiler(self) -> str:
+        return "eager"  # as inductor, up to the code that it makes
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Other tests compile and compute as if no check had run here."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.set_stance("default")
+    torch.use_deterministic_algorithms(False)
+
 
 @pytest.mark.parametrize(
     "check",
     [
         masked_attention,
+        log_prob_gap,
+        resumed,
         clips,
         vla_model.acting,
         vla_model.lora_update,
