@@ -42,14 +42,13 @@ def run_checks(checks: Sequence[Check], *, minutes: float, apart: bool) -> Itera
     scale = 1.0 if fit else max(minutes / STATED_MINUTES, 60 * minutes / whole_s)
     spare_s, worker = 0.0, CheckWorker()
     try:
-        for place, check in enumerate(checks):
+        for check in checks:
             part_s = check.at_most_s * scale + spare_s
             begin = time.monotonic()
             seconds = min(max(part_s, STARTING_S), ends_at - begin)
             reason = _skipped(check, seconds)
             if reason is None:
-                following = [each for each in checks[place:] if not _missing(each)]
-                yield worker.run(following[:1] if apart else following, seconds=seconds)
+                yield worker.run(check, seconds=seconds)
             else:
                 yield Row(check.name, check.what, "skipped", reason)
             spare_s = max(0.0, part_s - (time.monotonic() - begin))
@@ -75,18 +74,15 @@ class CheckWorker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, checks: Sequence[Check], *, seconds: float) -> Row:
-        """Wait for the first of `checks`; a new process is given all of them.
-
-        Args:
-            checks: The check, and further checks that this process may run afterwards.
-            seconds: Limit of the first.
-        """
+    def run(self, check: Check, *, seconds: float) -> Row:
+        """Run `check` for at most `seconds`, the start of the process included."""
         begin = time.monotonic()
         if self._process is None:
-            self._start(checks)
-        assert self._process is not None
-        check, result = checks[0], self._folder / f"{checks[0].name}.json"
+            self._start()
+        assert self._process is not None and self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died, which its status says
+            self._process.stdin.write(f"{check.name} {check.function} {begin + seconds}\n".encode())
+        result = self._folder / f"{check.name}.json"
         found: dict[str, Any] = {}
         status: int | None = None
         while "ended" not in found and status is None and time.monotonic() - begin < seconds:
@@ -117,17 +113,20 @@ class CheckWorker:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._process = None
         self._holder.cleanup()
 
-    def _start(self, checks: Sequence[Check]) -> None:
+    def _start(self) -> None:
         self._holder = tempfile.TemporaryDirectory(prefix="siirl-gpu-check-")
         self._folder = Path(self._holder.name)
         self._errors = self._folder / "stderr"
-        words = [f"{check.name}={check.function}={check.at_most_s}" for check in checks]
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "siirl.gpu_checks.child", str(self._folder), *words],
+                [sys.executable, "-m", "siirl.gpu_checks.child", str(self._folder)],
+                bufsize=0,
+                stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,
                 start_new_session=True,  # so that its child processes end with it

@@ -1,14 +1,15 @@
-"""`python -m siirl.gpu_checks.child FOLDER NAME=MODULE:NAME=SECONDS ...`: checks in this process.
+"""`python -m siirl.gpu_checks.child FOLDER`: checks in this process, in turn.
 
-Writes figures, and how each check ended, to FOLDER/NAME.json. An error that is not a verdict ends
-the process with its traceback, which the parent reads.
+Reads a line `NAME MODULE:NAME ENDS_AT` for each check, whose last word is the parent's
+`time.monotonic()`: the processes of a machine share this clock. Writes figures, and how each check
+ended, to FOLDER/NAME.json. An error that is not a verdict ends the process with its traceback,
+which the parent reads.
 """
 
 import json
 import os
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -20,13 +21,13 @@ from siirl.gpu_checks.check import CheckFailed, CheckSkipped, Trial
 FAILED = 1
 
 
-def main(folder: Path, checks: Sequence[str]) -> int:
+def main(folder: Path, checks: Iterable[str]) -> int:
     """Run the checks in turn up to the first that fails, and return the exit status."""
-    for word in checks:
-        name, function, seconds = word.split("=")
+    for line in checks:
+        name, function, ends_at = line.split()
         file = folder / f"{name}.json"
         device = prepare_device(deterministic=False)
-        trial = Trial(device=device, ends_at=time.monotonic() + float(seconds), file=file)
+        trial = Trial(device=device, ends_at=float(ends_at), file=file)
         torch.manual_seed(0)
         try:
             resolve_name(function)(trial)
@@ -50,4 +51,4 @@ def end(trial: Trial, how: str, reason: str = "") -> None:
 if __name__ == "__main__":
     # the allocator would otherwise keep blocks of one size while another size fails
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1]), sys.stdin))

@@ -53,11 +53,18 @@ def test_a_missing_package_is_named(rows: dict[str, Row]) -> None:
 
 def test_a_check_that_does_not_end_is_killed_and_keeps_its_figures() -> None:
     worker = CheckWorker()
-    both = [check("fine"), check("sleeps")]
-    assert worker.run(both, seconds=600).status == "OK"  # the process has imported torch
-    row = worker.run(both[1:], seconds=5)
+    assert worker.run(check("fine"), seconds=600).status == "OK"  # the process has imported torch
+    row = worker.run(check("sleeps"), seconds=5)
     assert (row.status, row.reason) == ("failed", "did not end within 5 s")
     assert row.figures == {"so_far": 1}
+
+
+def test_a_check_is_told_the_time_at_which_it_is_killed() -> None:
+    """Of two checks of 240 s in four minutes, each has 120 s, and the second what the first leaves."""
+    function = "tests.gpu_checks.trials:tells_what_is_left"
+    checks = [Check(name, "what", function, 240.0) for name in ("one", "other")]
+    one, other = (row.figures["left_s"] for row in run_checks(checks, minutes=4, apart=False))
+    assert 0 < one < 120 < other < 240
 
 
 def test_nothing_starts_when_the_budget_is_spent() -> None:
@@ -68,7 +75,7 @@ def test_nothing_starts_when_the_budget_is_spent() -> None:
 def test_a_few_checks_get_their_whole_time_from_a_small_budget(monkeypatch) -> None:
     granted = []
 
-    def run(self, checks, *, seconds):
+    def run(self, check, *, seconds):
         granted.append(seconds)
         return Row("fine", "what", "OK")
 

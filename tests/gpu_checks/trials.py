@@ -28,6 +28,10 @@ def cannot(trial: Trial) -> None:
     raise CheckSkipped("one GPU, and it needs two")
 
 
+def tells_what_is_left(trial: Trial) -> None:
+    trial.note(left_s=trial.left_s())
+
+
 def sleeps(trial: Trial) -> None:
     trial.note(so_far=1)
     time.sleep(600)
