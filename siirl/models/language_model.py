@@ -271,7 +271,7 @@ def load_language_model(
         seed: Seed of new adapters.
         weights: False leaves the weights on the meta device and plans to read them
             (`siirl.models.weights.materialise`), unless transformers has to convert or download
-            them.
+            them, or the architecture can only be tested with them.
 
     Raises:
         MissingAssetError: No such folder or hub id, or missing weights.
@@ -303,7 +303,10 @@ def load_language_model(
         asked = model
         if model.planned is not None:
             small = miniature(config, trust_remote_code=trust_remote_code)
-            asked = LanguageModel(small, vision_inputs=vision_inputs)
+            if small is None:
+                materialise(model, torch.device("cpu"))
+            else:
+                asked = LanguageModel(small, vision_inputs=vision_inputs)
         try_out(asked, source)
         model.shares_prompts = supports_masks(asked)
     if gradient_checkpointing:

@@ -38,6 +38,8 @@ from siirl.params.policies import VISION_MODEL_TYPES
 DEQUANTISABLE = ("fp8", "mxfp4")
 """Quantisations that transformers turns into the weights of the architecture."""
 MINIATURE_TOKENS = 64  # size of the vocabulary of `miniature`
+GAIN = 2.0  # deviation of the outputs of its matrices for inputs with deviation 1
+WORD_GAIN = 10.0  # of its logits, which a cap of 30 or 50 then changes by more than rounding does
 
 
 def source_of(path: str | Path, *, place: str = MODEL_PATH) -> str:
@@ -324,29 +326,49 @@ def _renaming(model: Any) -> Callable[[str], str]:
     return renamed
 
 
-def miniature(config: Any, *, trust_remote_code: bool) -> Any:
-    """A random model of the same architecture, with one layer of each kind and a small vocabulary.
+def miniature(config: Any, *, trust_remote_code: bool) -> Any | None:
+    """A random model of the same architecture, with one layer of each kind and a small vocabulary;
+    None if the architecture has no such model.
 
-    For tests of the architecture that need weights, but not trained ones.
+    For tests of the architecture that need weights, but not trained ones: capped logits and
+    recurrent layers show in it.
     """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            small = _smaller(config)
+            model = model_class(small).from_config(
+                small, dtype=torch.float32, trust_remote_code=trust_remote_code
+            )
+        except Exception:  # noqa: BLE001 - a model's own code, for sizes that it may not expect
+            return None
+        _spread(model)
+    return model.eval()
+
+
+def _smaller(config: Any) -> Any:
     small = copy.deepcopy(config)
     text = small.get_text_config()
     kinds = list(getattr(text, "layer_types", None) or [""])
     layers = 1 + max(kinds.index(kind) for kind in set(kinds))
-    if getattr(text, "layer_types", None):
+    if vars(text).get("layer_types"):  # others derive it from the number of a layer
         text.layer_types = kinds[:layers]
     text.num_hidden_layers = layers
     if takes_pictures(small):
         small.vision_config.depth = 1
     text.vocab_size = MINIATURE_TOKENS
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return (
-            model_class(small)
-            .from_config(small, dtype=torch.float32, trust_remote_code=trust_remote_code)
-            .eval()
-        )
+    return small
+
+
+@torch.no_grad()
+def _spread(model: Any) -> None:
+    """Draw matrices so large that the model is far from linear."""
+    words = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            gain = WORD_GAIN if id(weight) in words else GAIN
+            weight.normal_(std=gain / weight.shape[-1] ** 0.5)
 
 
 def _first_cut(source: str) -> str | None:

@@ -10,7 +10,14 @@ import sys
 import pytest
 import torch
 from tiny_models import CONFIGS, SIZES, tiny_causal_lm
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    BambaConfig,
+    Gemma2Config,
+    Lfm2Config,
+    Qwen3Config,
+    RwkvConfig,
+)
 
 from siirl.errors import CheckpointError, ConfigError, InvariantError, MissingAssetError
 from siirl.models.language_model import LanguageModel, load_language_model, recompute_activations
@@ -288,6 +295,33 @@ def test_an_architecture_unknown_to_training_is_refused(kind, told, tmp_path):
     tiny_causal_lm(kind).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=told):
         load_language_model(tmp_path)
+
+
+PLANNED = {
+    "logits capped at 30": (Gemma2Config(**SIZES), "they are scaled or capped"),
+    "logits capped at 50": (
+        Gemma2Config(**SIZES, final_logit_softcapping=50.0),
+        "they are scaled or capped",
+    ),
+    "short convolutions": (
+        Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+        "packed rows see each other",
+    ),
+    "state spaces": (
+        BambaConfig(**SIZES, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=4),
+        "packed rows see each other",
+    ),
+    "no small form": (RwkvConfig(vocab_size=40, hidden_size=16), "takes no position_ids"),
+}
+
+
+@pytest.mark.parametrize("kind", PLANNED)
+def test_an_architecture_is_refused_before_its_weights_are_read(kind, tmp_path):
+    """transformers' first weights are so small that caps and convolutions hardly change a number."""
+    config, told = PLANNED[kind]
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=told):
+        load_language_model(tmp_path, weights=False)
 
 
 def test_a_model_whose_rows_see_each_other_is_refused(saved, monkeypatch):
