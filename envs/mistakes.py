@@ -24,7 +24,8 @@ _NO_USERS = (
 
 def is_user_frame(filename: str) -> bool:
     """Whether a frame of this file is a user's: not of Python, an installed library or siirl."""
-    return not filename.startswith(_NO_USERS)
+    # Cython's frames have relative paths, for example uvloop/loop.pyx below Ray's actors
+    return not filename.startswith(_NO_USERS) and not filename.endswith(".pyx")
 
 
 def users_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:

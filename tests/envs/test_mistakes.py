@@ -67,6 +67,10 @@ def test_a_frame_of_a_folder_with_a_like_name_is_the_users(folder: str, is_users
     assert is_user_frame(f"{folder}/dock.py") == is_users
 
 
+def test_a_compiled_frame_of_a_library_is_no_users_although_its_path_is_relative() -> None:
+    assert not is_user_frame("uvloop/loop.pyx")
+
+
 def test_an_error_in_a_library_has_the_line_that_called_it() -> None:
     with pytest.raises(json.JSONDecodeError) as raised:
         json.loads("{")
