@@ -26,7 +26,7 @@ from typing import Any
 EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 CUDA_DEVICE = 0x323A  # EGL_CUDA_DEVICE_NV
-MOST_DEVICES = 64
+MOST_DEVICES = 10  # as many as MuJoCo asks for (mujoco/egl/egl_ext.py); it draws on no other
 FUNCTIONS = {
     "eglQueryDevicesEXT": ctypes.CFUNCTYPE(
         ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def cuda_numbers(egl: Any) -> list[int | None]:
-    """CUDA's number of each of EGL's devices in this process; None if CUDA does not show it.
+    """CUDA's number of each of EGL's first devices in this process; None if CUDA does not show it.
 
     Args:
         egl: EGL's library.
