@@ -55,7 +55,7 @@ CHECKS = (
     ),
     Check(
         "pictures",
-        "EGL image, its hash, frames/s of 1 to 16 simulators",
+        "MuJoCo image, its hash, frames/s of 1 to 16 simulators",
         f"{_HERE}.pictures:frames",
         45,
         needs=("mujoco",),

@@ -1,4 +1,4 @@
-"""Images of a MuJoCo scene through EGL: equal bytes twice, and frames/s of many processes."""
+"""Images of a MuJoCo scene: equal bytes twice, and frames/s of many processes."""
 
 import hashlib
 import os
@@ -6,7 +6,7 @@ import time
 from multiprocessing import get_context
 from typing import Any
 
-from envs.offscreen import SceneRenderer, make_context
+from envs.offscreen import SceneRenderer, choose_backend, make_context
 from envs.render_devices import VISIBLE, choose_render_device, egl_devices
 from siirl.gpu_checks.check import Trial
 
@@ -23,14 +23,20 @@ SECONDS = 2.0
 
 
 def frames(trial: Trial) -> None:
-    """Frames/s, physics included, of 1 to 16 simulators; the first image's hash."""
-    devices = egl_devices(os.environ.get(VISIBLE))
-    trial.note(egl_devices=len(devices))
-    trial.require(
-        bool(devices) or not trial.on_gpu,
-        "EGL has no device for this GPU. In a container, NVIDIA_DRIVER_CAPABILITIES must include "
-        "graphics",
-    )
+    """Frames/s, physics included, of 1 to 16 simulators; the first image's hash.
+
+    Only EGL draws on a GPU; with MUJOCO_GL=osmesa this measures the CPU.
+    """
+    backend = choose_backend()
+    trial.note(backend=backend)
+    if backend == "egl":
+        devices = egl_devices(os.environ.get(VISIBLE))
+        trial.note(egl_devices=len(devices))
+        trial.require(
+            bool(devices) or not trial.on_gpu,
+            "EGL has no device for this GPU. In a container, NVIDIA_DRIVER_CAPABILITIES must "
+            "include graphics; MUJOCO_GL=osmesa draws on the CPU",
+        )
     counts = (1, 2, 4, 8, 16) if trial.on_gpu else (1,)
     seconds = SECONDS if trial.on_gpu else 0.2
     for count in counts:
@@ -40,7 +46,7 @@ def frames(trial: Trial) -> None:
             found = pool.starmap(simulate, [(number, seconds) for number in range(count)])
         hashes = {digest for digest, _ in found}
         trial.note(**{f"frames_per_s_{count}": sum(rate for _, rate in found)})
-        trial.note(picture=sorted(hashes)[0][:16], backend=os.environ.get("MUJOCO_GL", "egl"))
+        trial.note(picture=sorted(hashes)[0][:16])
         trial.require(len(hashes) == 1, f"{count} processes drew {len(hashes)} different images")
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.rollout.generation import GenerationRequest
+from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import (
@@ -132,9 +132,10 @@ def to_vllm(trial: Trial) -> None:
     from siirl.engine.rollout.vllm.async_vllm_engine import AsyncVLLMEngine
 
     model = load_language_model(TINY_LM).to(trial.device)
+    tokenizer = load_chat_tokenizer(TINY_LM)
     engine = AsyncVLLMEngine(
         model=model,
-        tokenizer=load_chat_tokenizer(TINY_LM),
+        tokenizer=tokenizer,
         temperature=1.0,
         top_p=1.0,
         top_k=None,
@@ -152,10 +153,20 @@ def to_vllm(trial: Trial) -> None:
         trial.note(freed_bytes_by_sleep=_free_bytes(trial) - free)
         _sync(trial, model, acting=engine, engine=engine)
         request = GenerationRequest("1", tuple(b"12+30="), max_new_tokens=8, seed=(0, 0))
-        answer = asyncio.run(engine.agenerate(request))
-        trial.require(len(answer.tokens) == 8, f"vLLM answered {len(answer.tokens)} tokens of 8")
+        require_whole(trial, asyncio.run(engine.agenerate(request)), tokenizer.stop_ids, most=8)
     finally:
         engine.close()
+
+
+def require_whole(
+    trial: Trial, answer: GenerationResponse, stop_ids: Collection[int], *, most: int
+) -> None:
+    """Require `most` tokens, or fewer of which the last one ends the turn."""
+    tokens = answer.tokens.tolist()
+    trial.require(
+        len(tokens) == most or (0 < len(tokens) < most and tokens[-1] in stop_ids),
+        f"vLLM answered {len(tokens)} tokens of {most}, and the last one ends no turn",
+    )
 
 
 def _free_bytes(trial: Trial) -> int:
