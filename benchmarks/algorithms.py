@@ -11,6 +11,7 @@ in `benchmarks.plain_algorithms`. The control is each baseline against itself: i
 """
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -315,8 +316,8 @@ def balance_section(rounds: int) -> dict[str, Any]:
             used = lengths[: rows - rows % count] if equal_size else lengths
             seconds = take_turns(
                 {
-                    "siirl": lambda u=used, c=count, e=equal_size: get_seqlen_balanced_partitions(
-                        u, c, equal_size=e
+                    "siirl": functools.partial(
+                        get_seqlen_balanced_partitions, used, count, equal_size=equal_size
                     )
                 },
                 rounds=rounds,

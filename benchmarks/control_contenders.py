@@ -104,9 +104,9 @@ def _schedule(value: Any) -> Any:
 
 def train_cleanrl(file: Path, *, task: str, seed: int, steps: int, found: Found) -> None:
     """Run CleanRL's file in this process; adds the episodes to `found`."""
-    sync, transform = gymnasium.vector.SyncVectorEnv, gymnasium.wrappers.TransformObservation
+    transform: Any = gymnasium.wrappers.TransformObservation
 
-    class Environments(sync):
+    class Environments(gymnasium.vector.SyncVectorEnv):
         def __init__(self, makers: Any) -> None:
             super().__init__(makers, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
             self.steps = 0
@@ -120,10 +120,11 @@ def train_cleanrl(file: Path, *, task: str, seed: int, steps: int, found: Found)
                 found.extend((self.steps, float(value)) for value in returns)
             return *results, infos
 
-    gymnasium.vector.SyncVectorEnv = Environments  # type: ignore[misc]
-    gymnasium.wrappers.TransformObservation = (  # type: ignore[misc, assignment]
-        lambda env, change: transform(env, change, env.observation_space)
-    )
+    def transformed(env: Any, change: Any) -> Any:
+        return transform(env, change, env.observation_space)
+
+    gymnasium.vector.SyncVectorEnv = Environments  # type: ignore[misc, assignment]
+    gymnasium.wrappers.TransformObservation = transformed  # type: ignore[misc, assignment]
     words = ["--env-id", task, "--seed", str(seed), "--total-timesteps", str(steps), "--no-cuda"]
     sys.argv = [str(file), *words]
     runpy.run_path(str(file), run_name="__main__")

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,7 +84,7 @@ class Fault:
     """Whether the job's rollouts and its training have separate ranks."""
     words: tuple[str, ...] = ()
     """Further words of the job's command line."""
-    disk: Callable[[Path], "contextmanager[Path]"] = plain_folder  # type: ignore[valid-type]
+    disk: Callable[[Path], AbstractContextManager[Path]] = plain_folder
     mend: Callable[[Path], None] = field(default=lambda outputs: None)
     """Action before the run is resumed, such as to free the disk."""
     damage: Callable[[Path, random.Random], None] | None = None

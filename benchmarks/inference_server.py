@@ -107,11 +107,11 @@ def _syncs(
     *,
     rounds: int,
 ) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {SHARED: []} | {name: [] for name in routes}
+    found: dict[str, list[float]] = {name: [] for name in (SHARED, *routes)}
 
     def sync(engine: AsyncVLLMEngine | ServerEngine) -> None:
         pairs = engine.take_weights(in_rows(model.state_dict().items()))
-        assert all(pair.agrees for pair in pairs), pairs
+        assert pairs and all(pair.agrees for pair in pairs), pairs
 
     for _ in range(rounds):
         found[SHARED].append(seconds(lambda: sync(own)))

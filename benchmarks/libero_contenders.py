@@ -185,7 +185,7 @@ class Lockstep(Contender):
 
     def processes(self) -> list[int]:
         """See `Contender.processes`."""
-        return [process.pid for process in self._envs.processes]
+        return [process.pid for process in self._envs.processes if process.pid is not None]
 
     def close(self) -> None:
         """See `Contender.close`."""
@@ -205,7 +205,8 @@ class Lockstep(Contender):
         while running.any():
             rows = np.flatnonzero(running) if self._sparing else np.arange(self._num_envs)
             asked = [
-                self._request(observations, row, requests[row], generators[row]) for row in rows
+                self._request(observations, row, requests[row], generators[row])
+                for row in rows.tolist()
             ]
             responses = await asyncio.gather(*map(self._engine.act, asked))
             for row, response in zip(rows, responses, strict=True):
@@ -317,7 +318,7 @@ def timed_environment(env_kwargs: Mapping[str, Any]) -> tuple[LiberoEnv, dict[st
                 seconds["simulation"] += time.perf_counter() - begin
                 return success
 
-            simulator.step = step
+            simulator.step = step  # type: ignore[method-assign]
             return simulator
 
     return TimedEnv(**env_kwargs), seconds

@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="as for siirl.train")
     flags = parser.parse_args()
     pairs = [measure_pair(number, flags) for number in range(flags.pairs)]
-    result = {
+    result: dict[str, Any] = {
         "command": f"python -m benchmarks.recording_cost {shlex.join(sys.argv[1:])}".strip(),
         "machine": describe_machine(),
         "aim": f"slower by at most {AIM:.0%}",
@@ -111,7 +111,8 @@ def run(overrides: list[str], *, name: str, flags: argparse.Namespace) -> Measur
     command += [f"trainer.output_dir={flags.work}", f"trainer.experiment_name={name}", *overrides]
     before = set(flags.work.glob(f"{name}/*"))
     process = subprocess.Popen(command, start_new_session=True)
-    meter, marks = ProcessorTime(session=process.pid), {}
+    meter = ProcessorTime(session=process.pid)
+    marks: dict[int, float] = {}
     try:
         while process.poll() is None:
             seconds = meter.read()

@@ -232,7 +232,7 @@ def main() -> None:
         f"--tasks {' '.join(flags.tasks)} --scenes {flags.scenes}"
     )
     kept = [run for run in report["runs"] if run["command"] != command]
-    summary = {
+    summary: dict[str, Any] = {
         "command": "python -m benchmarks.reward_value",
         "machine": describe_machine(),
         "runs": [*kept, {"command": command, "results": results}],

@@ -86,7 +86,8 @@ class LockstepRollout:
         while running.any():
             rows = np.flatnonzero(running) if self._sparing else np.arange(self._num_envs)
             asked = [
-                self._request(observations, row, requests[row], generators[row]) for row in rows
+                self._request(observations, row, requests[row], generators[row])
+                for row in rows.tolist()
             ]
             responses = await asyncio.gather(*map(self._engine.act, asked))
             for row, response in zip(rows, responses, strict=True):
@@ -191,7 +192,7 @@ def rollouts_section(flags: argparse.Namespace, env_kwargs: Mapping[str, Any]) -
         num_servers=flags.num_servers,
         envs_per_server=flags.envs_per_server,
     )
-    contenders = {
+    contenders: dict[str, LockstepRollout | PoolRollout] = {
         "lockstep_plain": LockstepRollout(policy, env_kwargs, num_envs=num_slots, sparing=False),
         "lockstep_sparing": LockstepRollout(policy, env_kwargs, num_envs=num_slots, sparing=True),
         "pool_batches": pool(refill=False),

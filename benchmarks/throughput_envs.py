@@ -65,7 +65,7 @@ class PlainEnv(gymnasium.Env):
 
     def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One action or one chunk; info has the number of executed actions."""
-        actions = [action] if self._chunk == 1 else action
+        actions: Sequence[Any] = [action] if self._chunk == 1 else [*action]
         observation, reward, terminated, truncated, info = finished(
             self.environment.step_chunk(actions)
         )
@@ -145,7 +145,7 @@ class NullEnv(Environment):
             action_space=gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32),
             max_episode_steps=max_episode_steps,
         )
-        self._observation = {
+        self._observation: dict[str, NDArray[Any]] = {
             IMAGES: np.zeros((1, image_size, image_size, 3), np.uint8),
             PROPRIOCEPTION: np.zeros(4, np.float32),
         }
