@@ -76,6 +76,7 @@ def suites() -> dict[str, Suite]:
             environment=(
                 *("env=libero", "env.assets=stand_in", "env.tasks=[{tasks}]"),
                 f"env.suite={'+'.join(LIBERO_SUITES)}",
+                "env.states=split",  # as in training; an evaluation alone would play all states
             ),
             episodes=10,
         ),
