@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from siirl.errors import CheckpointError
+from siirl.errors import CheckpointError, InvariantError
 from siirl.files.weight_files import weight_files
 from siirl.models.adapters import (
     BASE_WEIGHT,
@@ -43,7 +43,7 @@ class PlannedWeights:
 
     stored: StoredTensors
     names: Mapping[str, str]
-    """Maps names in the module to names in the files."""
+    """Maps names in the module to names in the files; a tied weight has all its names."""
     further: Mapping[str, torch.Tensor]
     """Weights from elsewhere, by name in the module."""
     lora: LoraArguments | None
@@ -60,19 +60,28 @@ class PlannedWeights:
             digest.update(f"{name} {checksum({name: self.further[name]})}".encode())
         return digest.hexdigest()
 
-    def fill(self, module: nn.Module) -> None:
+    def fill(self, module: nn.Module) -> set[str]:
         """Read the weights of `module`, or this rank's parts of them, in the module's dtypes.
 
-        Weights that the files lack (new adapters) are unchanged.
+        Weights that the files lack (new adapters) are unchanged. Returns the names of the others.
         """
+        filled: set[str] = set()
+        seen: set[int] = set()  # a tied weight is read once
         with torch.no_grad():
             for name, tensor in _weights_and_buffers(module):
                 plain = name.replace(".base_layer.", ".")  # adapters may have been added since
                 own = name if name in self.names else plain
+                if plain not in self.further and own not in self.names:
+                    continue
+                filled.add(name)
+                if id(tensor) in seen:
+                    continue
+                seen.add(id(tensor))
                 if plain in self.further:
                     _copy_part(self.further[plain], tensor)
-                elif own in self.names:
+                else:
                     self._fill(self.names[own], tensor)
+        return filled
 
     def _fill(self, name: str, target: torch.Tensor) -> None:
         layer = name.removesuffix(BASE_WEIGHT)
@@ -133,7 +142,7 @@ def plan_weights(
     )
     _require_floating_point(module, stored, names, place=place)
     _require_equal_ties(module, stored, names, place=place)
-    return PlannedWeights(stored, names, further, lora)
+    return PlannedWeights(stored, _under_all_names(module, names), further, lora)
 
 
 def load_weights(
@@ -154,18 +163,29 @@ def load_weights(
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:
-    """Give memory to weights on the meta device, and read those that were planned.
+    """Give memory to weights on the meta device and read them as planned.
 
     Args:
         module: Whole or sharded; its parts may have planned weights (`planned_weights`).
         device: Device of the weights; must be the mesh's device for sharded ones.
+
+    Raises:
+        InvariantError: A weight on the meta device for which no file was planned.
     """
+    unread = {
+        name for name, weight in module.named_parameters(remove_duplicate=False) if weight.is_meta
+    }
     give_memory(module, device)
-    for part in module.modules():
+    for place, part in module.named_modules():
         planned = planned_weights(part)
         if planned is not None:
-            planned.fill(part)
-            part.planned = None  # type: ignore[assignment]
+            unread -= {f"{place}.{name}" if place else name for name in planned.fill(part)}
+            part.planned = None
+    if unread:
+        raise InvariantError(
+            f"{len(unread)} weights of {type(module).__name__} are in no planned file, the first "
+            f"is {min(unread)!r}: they would be uninitialised."
+        )
 
 
 def planned_weights(part: nn.Module) -> PlannedWeights | None:
@@ -284,6 +304,14 @@ def _require_equal_ties(
                 f"{place} holds another model than {type(module).__name__}, in which {other} and "
                 f"{own} are one weight: they differ there."
             )
+
+
+def _under_all_names(module: nn.Module, names: Mapping[str, str]) -> dict[str, str]:
+    """`names` with every name of a tied weight, so that it is read also where one was removed."""
+    weights = module.state_dict(keep_vars=True)
+    stored = {id(weights[own]): name for own, name in names.items()}
+    missing = {own: stored[id(weight)] for own, weight in weights.items() if id(weight) in stored}
+    return missing | dict(names)
 
 
 def _files(place: Path) -> list[Path]:

@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from siirl.engine.actor.text_scorer import text_scorer
+from siirl.engine.critic.value_scorers import without_head
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingModule, acting_copy
-from siirl.errors import CheckpointError, ConfigError
+from siirl.errors import CheckpointError, ConfigError, InvariantError
 from siirl.files.weight_files import WEIGHTS_FILE
 from siirl.models.language_model import load_language_model
 from siirl.models.pretrained import read_causal_lm, read_config
@@ -227,6 +228,26 @@ def test_a_head_that_differs_from_the_embedding_is_not_tied_to_it(folder, tmp_pa
         model = load_language_model(tmp_path, weights=weights)
         assert torch.equal(model.output_weight, head)
         assert torch.equal(model.model.embed_tokens.weight, words)
+
+
+def test_a_critic_of_a_tied_model_reads_its_embedding_where_only_the_head_is_stored(
+    folder, tmp_path
+):
+    """transformers reads either name, and a critic has no head."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    stored = load_file(tmp_path / WEIGHTS_FILE)
+    words = stored["lm_head.weight"] = stored.pop("model.embed_tokens.weight")
+    save_file(stored, tmp_path / WEIGHTS_FILE, metadata={"format": "pt"})
+    critic = without_head(load_language_model(tmp_path, weights=False))
+    materialise(critic, torch.device("cpu"))
+    assert torch.equal(critic.model.embed_tokens.weight, words)
+
+
+def test_weights_that_no_file_gives_a_value_stop_the_start(folder):
+    model = load_language_model(folder, weights=False)
+    model.extra = nn.Linear(2, 3, device="meta")
+    with pytest.raises(InvariantError, match=r"2 weights.*'extra\.bias'.*uninitialised"):
+        materialise(model, torch.device("cpu"))
 
 
 def test_a_stored_type_becomes_that_of_the_module(tmp_path):
