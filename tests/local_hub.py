@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +29,8 @@ class LocalHub:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.asked: list[str] = []
+        self.before_body: Callable[[str], None] = lambda path: None
+        """Called with the path of a file before its content is sent."""
         self.url = ""
 
     def add(self, kind: str, repository: str, files: dict[str, bytes]) -> str:
@@ -80,6 +82,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if with_body:
+            self.hub.before_body(path)
             self.wfile.write(body)
 
     def _found(self, path: str) -> tuple[int, dict[str, str], bytes]:

@@ -2,7 +2,8 @@
 
 `from_pretrained` requests every file separately; if the Hub is unreachable, it tries each six times
 (huggingface_hub, `http_backoff`). A mistyped folder, or a cached model, then takes minutes. Here
-one request without retry decides. Left out: downloading, which transformers does.
+one request without retry decides. Left out: downloading files other than weights, which
+transformers does.
 """
 
 import functools
@@ -12,11 +13,13 @@ from pathlib import Path
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.files.hub_files import PATIENCE_S
 from siirl.files.hub_refusals import refusal
-from siirl.files.weight_files import CONFIG_FILE, LANGUAGE_MODEL_FOLDER
+from siirl.files.weight_files import CONFIG_FILE, INDEX_FILE, LANGUAGE_MODEL_FOLDER
 
 logger = logging.getLogger(__name__)
 
 FOLDER = f"Give {LANGUAGE_MODEL_FOLDER}"
+WEIGHTS = ("model*.safetensors", INDEX_FILE, CONFIG_FILE)
+"""The files of a repository that transformers reads; others hold copies of the weights."""
 REMEDY = f"{FOLDER}, or another hub id."
 
 
@@ -95,6 +98,27 @@ def _refused(name: str, place: str, error: Exception) -> str:
     else:
         remedy = f"{FOLDER}, or try again."
     return f"{_missing(name, place)} {reason}. {remedy}"
+
+
+def download_weights(name: str) -> Path:
+    """The folder of a hub model in the Hub's cache, with all its safetensors files.
+
+    Ranks that start together wait for one download, since huggingface_hub locks each file, and what
+    an interrupted download lacks is fetched.
+
+    Raises:
+        MissingAssetError: The download failed.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(WEIGHTS)))
+    except (HTTPError, OSError) as error:  # HfHubHTTPError is both
+        raise MissingAssetError(
+            f"{name}: the download from the Hub failed ({str(error) or type(error).__name__}). "
+            "Start again: finished files stay in the Hub's cache."
+        ) from error
 
 
 def cached_folder(name: str) -> Path | None:

@@ -270,8 +270,8 @@ def load_language_model(
             with adapters keeps its own.
         seed: Seed of new adapters.
         weights: False leaves the weights on the meta device and plans to read them
-            (`siirl.models.weights.materialise`), unless transformers has to convert or download
-            them, or the architecture can only be tested with them.
+            (`siirl.models.weights.materialise`), unless transformers has to convert them, or the
+            architecture can only be tested with them.
 
     Raises:
         MissingAssetError: No such folder or hub id, or missing weights.

@@ -24,7 +24,7 @@ from siirl.files.weight_files import (
     weight_files,
 )
 from siirl.models.adapters import adapted_layers, add_adapters
-from siirl.models.hub import cached_folder, find_on_hub
+from siirl.models.hub import cached_folder, download_weights, find_on_hub
 from siirl.models.weights import (
     PlannedWeights,
     UnscaledWeightsError,
@@ -251,8 +251,8 @@ def plan_model(
     """A model of transformers without memory for its weights, and the plan to read them.
 
     None if transformers computes weights from those in the files (quantised ones, separate experts)
-    instead of only renaming them, if it keeps some in float32 whatever `dtype` is, or if the files
-    are not downloaded yet: use `from_pretrained` for those.
+    instead of only renaming them, if it keeps some in float32 whatever `dtype` is, or if they are
+    not in safetensors files: use `from_pretrained` for those.
 
     Args:
         kind: The class of transformers that builds the model from `config`.
@@ -266,8 +266,11 @@ def plan_model(
     """
     if _quantisation(config) is not None:
         return None
-    folder = Path(source) if Path(source).is_dir() else cached_folder(source)
-    if folder is None or not weight_files(folder):
+    folder = Path(source)
+    if not folder.is_dir():
+        with quiet_transformers():
+            folder = download_weights(source)
+    if not weight_files(folder):
         return None
     model = _without_memory(kind, config, dtype=dtype, trust_remote_code=trust_remote_code)
     if dtype != torch.float32 and (

@@ -4,9 +4,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tiny_models import tiny_causal_lm
+
+from tests.local_hub import local_hub
 
 COMMIT = "0123456789" * 4
 ASK = '''
@@ -173,3 +180,83 @@ def test_every_question_is_asked_once(answers: dict) -> None:
         "silent",
     ]
     assert "Retrying" not in answers["errors"]
+
+
+LOAD = """
+import sys
+from siirl.models.language_model import load_language_model
+
+load_language_model("assets/tiny_lm")  # imports what a model needs
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        print(load_language_model("me/model", weights=False).planned is not None, flush=True)
+    except Exception as error:
+        print(repr(error), flush=True)
+"""
+
+
+class Rank:
+    """A process that may ask the Hub at `url`; the tests' own is offline."""
+
+    def __init__(self, url: str, home: Path) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LOAD],
+            env={**kept, "HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def load(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("load\n")
+        self.process.stdin.flush()
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@contextmanager
+def rank(url: str, home: Path) -> Iterator[Rank]:
+    started = Rank(url, home)
+    with started.process:
+        try:
+            assert started.line() == "ready"
+            yield started
+        finally:
+            started.process.kill()
+
+
+def test_ranks_wait_for_one_download_and_complete_an_interrupted_one(tmp_path: Path) -> None:
+    """Both then plan the same files; before, one of them found a part of the model."""
+    tiny_causal_lm("tied").save_pretrained(tmp_path / "model", max_shard_size="4KB")
+    *_, last = sorted((tmp_path / "model").glob("model-*.safetensors"))
+    asked, may_go = threading.Event(), threading.Event()
+
+    def hold(path: str) -> None:
+        if path.endswith(last.name):
+            asked.set()
+            assert may_go.wait(60)
+
+    with local_hub(tmp_path / "hub") as hub, ExitStack() as ranks:
+        hub.add_folder("models", "me/model", tmp_path / "model")
+        hub.before_body = hold
+        home = tmp_path / "home"
+        first, second = (ranks.enter_context(rank(hub.url, home)) for _ in range(2))
+        first.load()
+        assert asked.wait(60)
+        second.load()
+        time.sleep(1)  # the second finds all files but one, or waits
+        may_go.set()
+        assert [first.line(), second.line()] == ["True", "True"]
+        asked_for = f"GET /me/model/resolve/{hub.commit(hub.root / 'models/me/model')}/{last.name}"
+        assert hub.asked.count(asked_for) == 1
+
+        [snapshot] = (home / "hub" / "models--me--model" / "snapshots").iterdir()
+        (snapshot / last.name).resolve().unlink()
+        (snapshot / last.name).unlink()
+        first.load()
+        assert first.line() == "True"
