@@ -20,7 +20,7 @@ from siirl.preflight.agent_checks import (
     unread_of_agents,
 )
 from siirl.preflight.config_checks import config_problems
-from siirl.preflight.environment_checks import environment_problems
+from siirl.preflight.environment_checks import engine_problems, environment_problems
 from siirl.preflight.hub_pins import names_of_hub, pin_hub_places
 from siirl.preflight.machine import (
     can_compile,
@@ -104,6 +104,28 @@ def _check_agents(config: SiiRLArguments, *, named: Collection[str]) -> EnvSpec:
     return specs[min(specs)]
 
 
+def key_problems(
+    config: SiiRLArguments, spec: EnvSpec, *, named: Collection[str]
+) -> list[SiirlError]:
+    """Keys that `check_early` refuses because of other keys or of this machine. Left out: files,
+    servers, and what the environment needs.
+
+    Args:
+        config: As there.
+        spec: The environment's spec.
+        named: As there.
+    """
+    policy = config.actor_rollout_ref
+    return [
+        *_machine_problems(config),
+        *config_problems(config),
+        *unread_problems(config, named=named),
+        *unread_in_domain(config, text=is_text(spec), named=named),
+        *_offload_problems(config),
+        *(engine_problems(policy.rollout, config.trainer, config.dag) if is_text(spec) else []),
+    ]
+
+
 def check_before_evaluation(config: SiiRLArguments) -> EnvSpec:
     """`check_early` for an evaluation: keys that only training reads may be set."""
     return _check(
@@ -178,7 +200,11 @@ def _lacks_id(env: EnvArguments) -> bool:
 
 
 def _offload_problems(config: SiiRLArguments) -> list[SiirlError]:
-    return list(offload_problems(config.actor_rollout_ref, config.cluster, slots=device_slots))
+    return list(
+        offload_problems(
+            config.actor_rollout_ref, config.cluster, config.trainer, slots=device_slots
+        )
+    )
 
 
 def _machine_problems(config: SiiRLArguments) -> list[SiirlError]:

@@ -238,7 +238,7 @@ def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
     needs.
     """
     policy = config.actor_rollout_ref
-    yield from _of_engine_settings(policy.rollout, config.trainer, config.dag)
+    yield from engine_problems(policy.rollout, config.trainer, config.dag)
     try:
         if policy.model.policy == LANGUAGE_MODEL:
             check_engine_shows_pictures(policy)
@@ -251,9 +251,10 @@ def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield from server_problems(policy.rollout, policy.model, config.data, config.trainer)
 
 
-def _of_engine_settings(
+def engine_problems(
     rollout: RolloutArguments, trainer: TrainingArguments, dag: DagArguments
 ) -> Iterator[SiirlError]:
+    """Settings of a text engine that do not fit each other."""
     ranks = sizes.ranks(trainer)
     if "" in rollout.stop:
         yield ConfigError(

@@ -4,7 +4,7 @@
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -13,13 +13,14 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.build import as_text
 from siirl.params.domains import is_text
-from siirl.params.key_names import ACTOR, MODEL
+from siirl.params.key_names import ACTOR, MODEL, ROLLOUT
 from siirl.params.sizes import GIB
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.machine import Gpu
 from siirl.preflight.memory import Parts
 from siirl.preflight.model_shapes import DECODERS, ModelShape
 from siirl.preflight.rank_memory import (
+    RANK,
     RankMemory,
     compute_bytes,
     model_shape,
@@ -29,6 +30,10 @@ from siirl.preflight.rank_memory import (
 
 Setting = Mapping[str, Any]
 """Values of keys that are changed together."""
+Ways = Sequence[Setting]
+"""Settings of the same keys, from the one that changes least to the one that saves most."""
+Problems = Callable[[SiiRLArguments, Collection[str]], Collection[SiirlError]]
+"""What keeps a job from starting if the command line names these keys."""
 USABLE = 0.9  # share of a GPU, vLLM's default; the rest covers memory that is left out here
 LORA_RANK = 32  # of OpenVLA-OFT's own fine-tuning (arXiv 2502.19645, appendix)
 MOST_RANKS = 64  # eight machines of eight GPUs: limit of a proposed remedy
@@ -46,8 +51,9 @@ def gpu_problems(
     gpu: Gpu | None,
     with_critic: bool = False,
     shape: ModelShape | None = None,
+    problems: Problems = lambda config, named: (),
 ) -> list[SiirlError]:
-    """Refuse a job that does not fit its GPUs, with the settings that would.
+    """Refuse a job that does not fit its GPUs, with the settings that would and that are accepted.
 
     Args:
         config: Configuration of the job.
@@ -55,6 +61,7 @@ def gpu_problems(
         gpu: The GPU of a rank; None without a GPU, or if its memory is unknown.
         with_critic: Whether the job trains a critic.
         shape: Shape of the model; None: read it from `actor_rollout_ref.model.path`.
+        problems: Finds other problems, of which no remedy may make new ones.
     """
     if gpu is None:
         return []
@@ -70,16 +77,23 @@ def gpu_problems(
     table = needs({})
     if table is None or fits(table):
         return []
+    known = set(map(str, problems(config, ())))
+
+    def accepted(setting: Setting) -> bool:
+        return known.issuperset(map(str, problems(changed(config, setting), setting)))
+
     phase, needed = table.peak
     parts = (*table.held, *dict(table.phases)[phase])
     largest = tuple(sorted(parts, key=lambda part: part[1], reverse=True))
-    settings = list(_settings(config, text=is_text(spec), shape=shape, with_critic=with_critic))
-    remedy = _remedy(settings, fits=lambda setting: fits(needs(setting)))
+    kinds = list(_settings(config, text=is_text(spec), shape=shape, with_critic=with_critic))
+    remedy = _remedy(kinds, fits=lambda setting: fits(needs(setting)), accepted=accepted)
+    room = f"trainer.gpu_memory_gib={gpu.memory_bytes / GIB:g}"
+    if gpu.name is not None:
+        room = f"{gpu.name} has {gib(gpu.memory_bytes)}"
     return [
         ConfigError(
-            f"A rank needs about {gib(needed)} of GPU memory in its {phase} ({_listed(largest)}), "
-            f"but {gpu.name} has {gib(gpu.memory_bytes)}, of which the plan may use {USABLE:.0%}. "
-            f"{remedy}"
+            f"A {table.kind} needs about {gib(needed)} of GPU memory in its {phase} "
+            f"({_listed(largest)}), but {room}, of which the plan may use {USABLE:.0%}. {remedy}"
         )
     ]
 
@@ -92,9 +106,10 @@ def table_lines(table: RankMemory | None, *, gpu: Gpu) -> list[tuple[str, str]]:
         return [("a GPU", NO_TABLE)]
     phase, peak = table.peak
     unknown = f"; not computed: {', '.join(table.left_out)}" if table.left_out else ""
+    of_group = "" if table.kind == RANK else f"of a {table.kind}, which needs most: "
     first = (
-        f"about {gib(peak)} of {gib(gpu.memory_bytes)} in its {phase}, estimated; throughout "
-        f"{_listed(table.held)}{unknown}"
+        f"{of_group}about {gib(peak)} of {gib(gpu.memory_bytes)} in its {phase}, estimated; "
+        f"throughout {_listed(table.held)}{unknown}"
     )
     phases = [("", f"{name}: {_listed(parts)}") for name, parts in table.phases if parts]
     return [("a GPU", first), *phases]
@@ -109,53 +124,109 @@ def _listed(parts: Parts) -> str:
     return ", ".join(f"{name} {gib(size)}" for name, size in parts)
 
 
-def _remedy(settings: Sequence[Setting], *, fits: Callable[[Setting], bool]) -> str:
-    """Each setting that fits alone; if none does, the shortest list of first settings that fits."""
-    alone = [_words(setting) for setting in settings if fits(setting)]
+def _remedy(
+    kinds: Sequence[Ways],
+    *,
+    fits: Callable[[Setting], bool],
+    accepted: Callable[[Setting], bool],
+) -> str:
+    """Of each kind the first setting that fits alone; if there is none, a setting of several kinds
+    that fits.
+    """
+
+    def works(setting: Setting) -> bool:
+        return fits(setting) and accepted(setting)
+
+    alone = [_words(way) for ways in kinds for way in [*filter(works, ways)][:1]]
     if alone:
         return f"These settings fit: {'; or '.join(alone)}."
-    together: dict[str, Any] = {}
-    for setting in settings:
-        together |= setting
-        if fits(together):
-            return f"These settings fit: {_words(together)}."
-    even = f"Not even {_words(together)} makes it fit: " if together else ""
+    together: list[Setting] = []
+    for ways in kinds:
+        others = together
+        together = [*others, {}]
+        for way in ways:
+            if accepted(_joined([*others, way])):
+                together = [*others, way]
+                if fits(_joined(together)):
+                    return f"These settings fit: {_words(_weakened(together, kinds, works))}."
+    even = f"Not even {_words(_joined(together))} makes it fit: " if any(together) else ""
     return f"{even}use a smaller model, or GPUs with more memory."
+
+
+def _weakened(
+    together: Sequence[Setting], kinds: Sequence[Ways], works: Callable[[Setting], bool]
+) -> Setting:
+    """Settings that work `together`, each left out or replaced by the first of its kind with which
+    they still do.
+    """
+    chosen = list(together)
+    for place, ways in enumerate(kinds[: len(chosen)]):
+        tried = ([*chosen[:place], way, *chosen[place + 1 :]] for way in ({}, *ways))
+        chosen = next(each for each in tried if works(_joined(each)))
+    return _joined(chosen)
+
+
+def _joined(settings: Sequence[Setting]) -> Setting:
+    return {key: value for setting in settings for key, value in setting.items()}
 
 
 def _settings(
     config: SiiRLArguments, *, text: bool, shape: ModelShape | None, with_critic: bool
-) -> Iterator[Setting]:
-    """Settings that save memory."""
+) -> Iterator[Ways]:
+    """Settings that save memory, by kind."""
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     rollout = config.actor_rollout_ref.rollout
     row = config.data.max_prompt_length + config.data.max_response_length
     if not recomputes(model, text=text):
-        yield {f"{MODEL}.gradient_checkpointing" if text else f"{MODEL}.options.recompute": True}
+        yield [{f"{MODEL}.gradient_checkpointing" if text else f"{MODEL}.options.recompute": True}]
     if actor.micro_batch_tokens is not None and actor.micro_batch_tokens > row:
-        yield {f"{ACTOR}.micro_batch_tokens": row}
+        yield [{f"{ACTOR}.micro_batch_tokens": row}]
     if actor.micro_batch_tokens is actor.micro_batch_chunks is None:
         if actor.micro_batch_size > 1:
-            yield {f"{ACTOR}.micro_batch_size": 1}
+            yield [{f"{ACTOR}.micro_batch_size": 1}]
         if with_critic and (config.critic.micro_batch_size or 1) > 1:
-            yield {"critic.micro_batch_size": 1}
+            yield [{"critic.micro_batch_size": 1}]
     if not text and (actor.micro_batch_chunks or FEW_CHUNKS + 1) > FEW_CHUNKS:
-        yield {f"{ACTOR}.micro_batch_chunks": FEW_CHUNKS}
+        yield [{f"{ACTOR}.micro_batch_chunks": FEW_CHUNKS}]
     if shape is not None and rollout.name == "vllm":
         token = shape.decoder.token_bytes(compute_bytes(model))
         least = ceil(row * token / GIB)  # vLLM can start if one row fits
         if rollout.kv_cache_gib > least:
-            yield {"actor_rollout_ref.rollout.kv_cache_gib": least}
+            yield [{f"{ROLLOUT}.kv_cache_gib": least}]
+    if rollout.name == "hf":
+        yield _fewer_episodes(config)
     # more ranks of separate groups need other numbers in dag.groups
     for machines in () if sizes.separate(config.dag) else (1, 2, 4, 8):
         if sizes.ranks(config.trainer) < 8 * machines <= MOST_RANKS:
             several = {"trainer.nnodes": machines} if machines > 1 else {}
-            yield {**several, "trainer.n_gpus_per_node": 8}
+            on_ray = {"cluster.mode": "ray"} if config.cluster.mode == "local" else {}
+            yield [{**on_ray, **several, "trainer.n_gpus_per_node": 8}]
             break
+    if shape is not None and rollout.name == "vllm":
+        of_vllm = {} if rollout.mode == "async" else {f"{ROLLOUT}.mode": "async"}
+        yield [
+            {**of_vllm, f"{ROLLOUT}.tensor_model_parallel_size": gpus}
+            for gpus in (2, 4, 8)
+            if gpus > rollout.tensor_model_parallel_size and shape.decoder.heads % gpus == 0
+        ]
     if not actor.offload_optimizer:
-        yield {f"{ACTOR}.offload_optimizer": True}
+        yield [{f"{ACTOR}.offload_optimizer": True}]
     if model.lora.rank == 0:
-        yield {f"{MODEL}.lora.rank": LORA_RANK}
+        yield [{f"{MODEL}.lora.rank": LORA_RANK}]
+
+
+def _fewer_episodes(config: SiiRLArguments) -> Ways:
+    """Fewer environments of a server, and then fewer servers: each has keys and values."""
+    ways: list[dict[str, Any]] = []
+    each, servers = config.env.envs_per_server, config.env.num_servers
+    while each > 1:
+        each //= 2
+        ways.append({"env.envs_per_server": each})
+    fewest = ways[-1] if ways else {}
+    while servers // 2 >= sizes.rollout_ranks(config.trainer, config.dag):
+        servers //= 2
+        ways.append({**fewest, "env.num_servers": servers})
+    return ways
 
 
 def _words(setting: Setting) -> str:

@@ -44,8 +44,8 @@ class Gpu:
     """A GPU into which the plan must fit."""
 
     memory_bytes: float
-    name: str = "a GPU"
-    """As the subject of a sentence."""
+    name: str | None = None
+    """As the subject of a sentence; None: `trainer.gpu_memory_gib` states its memory."""
 
 
 def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
@@ -118,7 +118,7 @@ def planned_gpu(
     """
     found = []
     if trainer.gpu_memory_gib is not None:
-        found.append(Gpu(trainer.gpu_memory_gib * GIB, "a GPU of trainer.gpu_memory_gib"))
+        found.append(Gpu(trainer.gpu_memory_gib * GIB))
     number, kind = slots()
     if kind == "GPU" and cluster.address is None:
         import torch
@@ -232,19 +232,24 @@ def device_problems(
 def offload_problems(
     policy: ActorRolloutRefArguments,
     cluster: ClusterArguments,
+    trainer: TrainingArguments,
     *,
     slots: Callable[[], tuple[int, str]],
 ) -> Iterator[SiirlError]:
-    """Offloading settings on a machine without a GPU; `slots` is `device_slots`."""
+    """Offloading settings on a machine without a GPU, unless the job is for other machines, whose
+    GPUs' memory it states; `slots` is `device_slots`.
+    """
     asked = {
         "actor_rollout_ref.actor.offload_optimizer": policy.actor.offload_optimizer,
         "actor_rollout_ref.ref.offload": policy.ref.offload,
     }
-    if cluster.address is not None or not any(asked.values()) or slots()[1] == "GPU":
+    elsewhere = cluster.address is not None or trainer.gpu_memory_gib is not None
+    if elsewhere or not any(asked.values()) or slots()[1] == "GPU":
         return
     for key in filter(asked.__getitem__, asked):
         yield ConfigError(
-            f"{key}=true frees a GPU's memory, but this machine has no GPU: leave it out."
+            f"{key}=true frees a GPU's memory, but this machine has no GPU: leave it out, or, "
+            "for other machines, state the memory of their GPUs in trainer.gpu_memory_gib."
         )
 
 

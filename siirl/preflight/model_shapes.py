@@ -82,6 +82,8 @@ class Stack:
     head_norm: int = 0
     """Entries of a head, if q and k are normalised over them."""
     scaled: bool = False
+    heads: int = 1
+    """Query heads of a decoder, which the GPUs of an engine divide among them."""
 
     @property
     def linears(self) -> tuple[tuple[int, int], ...]:
@@ -197,6 +199,7 @@ def decoder_shape(config: Mapping[str, Any], *, critic: bool = False) -> ModelSh
         gated=True,
         query_bias=DECODERS[kind].bias,
         head_norm=head * DECODERS[kind].norms,
+        heads=heads,
     )
     tables = 1 if critic or config.get("tie_word_embeddings", False) else 2
     value_head = (width + 1) * critic

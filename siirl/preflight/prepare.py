@@ -30,6 +30,7 @@ from siirl.preflight.check_text import check_text
 from siirl.preflight.config_checks import warnings_of
 from siirl.preflight.configured_graph import load_graph, require_configured_columns
 from siirl.preflight.duration import measured_speed
+from siirl.preflight.early_checks import key_problems
 from siirl.preflight.gpu_fit import gpu_problems
 from siirl.preflight.group_placement import GroupPlan, place
 from siirl.preflight.machine import (
@@ -183,7 +184,15 @@ def _plan(
         group=group,
         episodes_of=player,
     )
-    refuse(gpu_problems(config, spec, gpu=machine.gpu, with_critic=with_critic))
+    refuse(
+        gpu_problems(
+            config,
+            spec,
+            gpu=machine.gpu,
+            with_critic=with_critic,
+            problems=lambda changed, named: key_problems(changed, spec, named=named),
+        )
+    )
     refuse(
         simulation_problems(
             config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes()

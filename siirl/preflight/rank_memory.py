@@ -40,6 +40,7 @@ from siirl.preflight.model_shapes import (
     read_shape,
 )
 
+RANK = "rank"
 WEIGHT_BYTES, MOMENTS_BYTES = 4, 8  # float32; Adam's first and second moment
 
 
@@ -53,6 +54,8 @@ class RankMemory:
     """Additional bytes by phase."""
     left_out: tuple[str, ...] = ()
     """Models that are on this GPU too, but whose memory is unknown."""
+    kind: str = RANK
+    """Which rank this is, if groups of ranks differ."""
 
     def with_critic(self, critic: "RankMemory") -> "RankMemory":
         """This rank with a critic, whose table is `critic`: a rank holds both models throughout,
@@ -115,7 +118,11 @@ def rank_memory(
     training = _with_reward_model(training, config, sharing=ranks if policy.in_group else 1)
     if policy.rolls_out:
         return training
-    return max(training, policy.rollout_table(encoder=encoder), key=lambda table: table.peak[1])
+    groups = {"training rank": training, "rollout rank": policy.rollout_table(encoder=encoder)}
+    return max(
+        (dataclasses.replace(table, kind=kind) for kind, table in groups.items()),
+        key=lambda table: table.peak[1],
+    )
 
 
 def model_shape(

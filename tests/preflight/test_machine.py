@@ -227,14 +227,19 @@ def test_nothing_leaves_a_gpu_on_a_machine_without_one() -> None:
 
     def refused(*words: str, slots: tuple[int, str]) -> list[str]:
         config = parse_config([*NO_DRAWING, *words])
-        problems = offload_problems(config.actor_rollout_ref, config.cluster, slots=lambda: slots)
+        problems = offload_problems(
+            config.actor_rollout_ref, config.cluster, config.trainer, slots=lambda: slots
+        )
         return [str(problem) for problem in problems]
 
     assert refused(*words, slots=cpus) == [
-        f"{word} frees a GPU's memory, but this machine has no GPU: leave it out." for word in words
+        f"{word} frees a GPU's memory, but this machine has no GPU: leave it out, or, for other "
+        "machines, state the memory of their GPUs in trainer.gpu_memory_gib."
+        for word in words
     ]
     assert refused(*words, slots=gpus) == []
     assert refused(*words, "cluster.address=10.0.0.1:6379", slots=cpus) == []
+    assert refused(*words, "trainer.gpu_memory_gib=79", slots=cpus) == []
     assert refused(slots=cpus) == []
 
 
@@ -264,7 +269,7 @@ def test_a_smaller_gpu_of_this_machine_bounds_the_stated_memory(
 
 def test_the_stated_memory_lowers_that_of_the_gpu(gpu_of: Callable[..., Gpu | None]) -> None:
     stated = gpu_of("trainer.gpu_memory_gib=16")
-    assert stated == Gpu(16 * GIB, "a GPU of trainer.gpu_memory_gib")
+    assert stated == Gpu(16 * GIB)
 
 
 def test_for_other_machines_the_stated_memory_is_used_alone(

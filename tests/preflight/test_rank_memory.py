@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,7 @@ import torch
 from envs.text import MESSAGES
 from siirl.engine.critic.value_model import PolicyFeatures, ValueModel
 from siirl.engine.critic.value_scorers import without_head
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, SiirlError
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import ENCODERS_7B, LLAMA_7B, QWEN_7B, openvla
 from siirl.models.language_model import LanguageModel
@@ -22,6 +23,9 @@ from siirl.params import SiiRLArguments
 from siirl.params.env_spec import describe_env
 from siirl.params.parser import parse_config
 from siirl.params.sizes import GIB
+from siirl.preflight.config_checks import config_problems
+from siirl.preflight.early_checks import check_early
+from siirl.preflight.environment_checks import environment_problems
 from siirl.preflight.gpu_fit import USABLE, gpu_problems, table_lines
 from siirl.preflight.machine import Gpu
 from siirl.preflight.model_shapes import (
@@ -33,6 +37,7 @@ from siirl.preflight.model_shapes import (
 )
 from siirl.preflight.prepare import prepare
 from siirl.preflight.rank_memory import rank_memory
+from siirl.preflight.unread import unread_problems
 from tests.preflight.camera_spec import SPEC
 
 LIBERO_10 = dataclasses.replace(SPEC, name="libero", max_episode_steps=520)
@@ -275,6 +280,10 @@ def test_a_rank_that_only_rolls_out_holds_its_weights_twice(folder: Any) -> None
     table = rank_memory(text(folder(QWEN), *words), QUESTIONS)
     assert table
     assert dict(table.held) == {"acting weights, twice": 2 * 2 * 7_615_616_512}
+    [(_, first), *_] = table_lines(table, gpu=EIGHTY_GB)
+    assert first.startswith("of a rollout rank, which needs most: about")
+    (problem,) = gpu_problems(text(folder(QWEN), *words), QUESTIONS, gpu=Gpu(40 * GIB))
+    assert str(problem).startswith("A rollout rank needs about")
 
 
 def test_a_rollout_rank_with_vllm_holds_vllms_weights_and_keys_alone(folder: Any) -> None:
@@ -353,6 +362,81 @@ def test_all_weights_on_one_gpu_are_refused_and_the_remedies_fit(folder: Any) ->
         words = ("actor_rollout_ref.model.lora.rank=0", remedy)
         changed = libero(path, *words, trainer="gpu_libero_one")
         assert gpu_problems(changed, LIBERO_10, gpu=EIGHTY_GB) == []
+
+
+def remedies(problem: SiirlError) -> list[str]:
+    """The settings that a refusal names, as on the command line."""
+    told = re.search(r"These settings fit: (.*)\.$", str(problem))
+    assert told is not None, str(problem)
+    return told[1].split("; or ")
+
+
+def keys(config: SiiRLArguments, named: Collection[str]) -> list[SiirlError]:
+    """What a machine with all packages and devices refuses."""
+    return [
+        *config_problems(config),
+        *unread_problems(config, named=named),
+        *environment_problems(config, QUESTIONS),
+    ]
+
+
+ROLLOUT, ADAPTERS = "actor_rollout_ref.rollout", "actor_rollout_ref.model.lora.rank=32"
+FEW_TOKENS = "actor_rollout_ref.actor.micro_batch_tokens=4024"
+ONE_GPU = "trainer.n_gpus_per_node=1"
+HF = (f"{ROLLOUT}.name=hf", f"{ROLLOUT}.mode=sync", ONE_GPU)
+
+
+@pytest.mark.parametrize(
+    ("words", "gib", "told"),
+    [
+        ((*HF, ADAPTERS), 79, "env.envs_per_server=32"),
+        (
+            (*HF, ADAPTERS, "env.envs_per_server=1", "env.num_servers=256"),
+            40,
+            "env.num_servers=64",
+        ),
+        (
+            HF,
+            40,
+            f"{FEW_TOKENS} env.envs_per_server=64 trainer.n_gpus_per_node=8 "
+            "actor_rollout_ref.actor.offload_optimizer=true",
+        ),
+        ((), 55, f"{ROLLOUT}.tensor_model_parallel_size=2"),
+        (
+            (ONE_GPU, ADAPTERS, f"{ROLLOUT}.mode=sync", f"{ROLLOUT}.kv_cache_gib=1", FEW_TOKENS),
+            32,
+            f"{ROLLOUT}.mode=async {ROLLOUT}.tensor_model_parallel_size=2",
+        ),
+        ((ONE_GPU, "cluster=local"), 79, "cluster.mode=ray trainer.n_gpus_per_node=8"),
+        ((f"{ROLLOUT}.tensor_model_parallel_size=4",), 40, f"{ROLLOUT}.kv_cache_gib=1"),
+        (
+            ("dag.groups={rollout: 4, train: 4}", *HF[:1], "trainer.max_staleness=1"),
+            79,
+            "env.envs_per_server=64",
+        ),
+    ],
+)
+def test_every_remedy_of_a_refusal_is_accepted_and_fits(
+    words: tuple[str, ...], gib: float, told: str, folder: Any
+) -> None:
+    path, gpu = folder(QWEN), Gpu(gib * GIB)
+    config = text(path, *words)
+    (problem,) = gpu_problems(config, QUESTIONS, gpu=gpu, problems=keys)
+    named = remedies(problem)
+    assert told in named
+    for remedy in named:
+        applied = text(path, *words, *remedy.split())
+        assert gpu_problems(applied, QUESTIONS, gpu=gpu) == []
+        assert set(map(str, keys(applied, ()))) <= set(map(str, keys(config, ())))
+
+
+def test_a_remedy_that_the_machine_refuses_is_not_named(folder: Any) -> None:
+    def one_device(config: SiiRLArguments, named: Collection[str]) -> list[SiirlError]:
+        return [ConfigError("one device")] if config.trainer.n_gpus_per_node > 1 else []
+
+    config = text(folder(QWEN), ONE_GPU)
+    (problem,) = gpu_problems(config, QUESTIONS, gpu=EIGHTY_GB, problems=one_device)
+    assert remedies(problem) == [ADAPTERS]
 
 
 def test_a_refusal_names_the_gpu_that_the_job_does_not_fit(folder: Any) -> None:
@@ -483,8 +567,15 @@ def test_the_plan_of_ppo_must_fit_with_its_critic() -> None:
     assert alone is not None and beside is not None
     between = (alone.peak[1] + beside.peak[1]) / 2 / USABLE / GIB
     small = parse_config([*words, f"trainer.gpu_memory_gib={between}"])
-    with pytest.raises(ConfigError, match=r"but a GPU of trainer\.gpu_memory_gib has"):
+    with pytest.raises(
+        ConfigError, match=r"but trainer\.gpu_memory_gib=0\.\d+, of which"
+    ) as refused:
         prepare(small, spec)
+    for remedy in remedies(refused.value):
+        changed = parse_config([*words, f"trainer.gpu_memory_gib={between}", *remedy.split()])
+        prepare(
+            changed, check_early(changed, named=[word.split("=")[0] for word in remedy.split()])
+        )
     large = parse_config([*words, f"trainer.gpu_memory_gib={2 * between}"])
     assert prepare(large, spec).plan.needs.rank_memory == beside
 
