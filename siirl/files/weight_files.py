@@ -17,6 +17,9 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 WEIGHTS_FILE = "model.safetensors"
 # index of weights in several files: the file of each weight
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
+# PyTorch's own format, and its index
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+PEFT_FILE = "adapter_config.json"
 # the files of the index in a checkpoint: weights that never change in a run, and all others
 FROZEN_FILE = "frozen.safetensors"
 TRAINED_FILE = "trained.safetensors"
@@ -85,7 +88,8 @@ def weight_files(folder: Path) -> list[Path]:
     """The files with a model's weights in `folder`: the single file, else those in its index, else
     all.
 
-    The order of precedence is that of transformers.
+    transformers has the same order, but in place of the last it reads pytorch_model.bin: there are
+    none beside that.
 
     Raises:
         CheckpointError: An index that cannot be read, or names a missing file.
@@ -93,7 +97,8 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS_FILE).is_file():
         return [folder / WEIGHTS_FILE]
     if not (folder / INDEX_FILE).is_file():
-        return sorted(folder.glob("*.safetensors"))
+        is_pickled = any((folder / name).is_file() for name in PICKLED)
+        return [] if is_pickled else sorted(folder.glob("*.safetensors"))
     names = _named_by(folder / INDEX_FILE)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:

@@ -13,12 +13,12 @@ from pathlib import Path
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.files.hub_files import PATIENCE_S
 from siirl.files.hub_refusals import refusal
-from siirl.files.weight_files import CONFIG_FILE, INDEX_FILE, LANGUAGE_MODEL_FOLDER
+from siirl.files.weight_files import CONFIG_FILE, INDEX_FILE, LANGUAGE_MODEL_FOLDER, PEFT_FILE
 
 logger = logging.getLogger(__name__)
 
 FOLDER = f"Give {LANGUAGE_MODEL_FOLDER}"
-WEIGHTS = ("model*.safetensors", INDEX_FILE, CONFIG_FILE)
+WEIGHTS = ("model*.safetensors", INDEX_FILE, CONFIG_FILE, PEFT_FILE)
 """The files of a repository that transformers reads; others hold copies of the weights."""
 REMEDY = f"{FOLDER}, or another hub id."
 

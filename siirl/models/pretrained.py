@@ -19,6 +19,7 @@ from siirl.files.paths import find
 from siirl.files.weight_files import (
     CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
+    PEFT_FILE,
     check_safetensors,
     stored_policy,
     weight_files,
@@ -48,10 +49,12 @@ def source_of(path: str | Path, *, place: str = MODEL_PATH) -> str:
     Raises:
         ConfigError: Not a valid name of a model on the Hub, or a folder of a robot's policy.
         MissingAssetError: A path to a missing folder, or an unavailable hub id.
+        CheckpointError: Adapters of peft beside the weights.
     """
     folder = find(str(path))
     if folder.is_dir():
         _check_entries(folder)
+        _refuse_adapters(folder)
         acting = stored_policy(folder)
         if acting is not None:
             raise ConfigError(
@@ -82,6 +85,16 @@ def _check_entries(folder: Path) -> None:
                 f"{entry} is not a readable file (a broken link, a pipe or a "
                 "device). Copy the model's file there, or remove it."
             )
+
+
+def _refuse_adapters(folder: Path) -> None:
+    """Raise for adapters that `from_pretrained` would add to the model as further weights."""
+    if (folder / PEFT_FILE).is_file():
+        raise CheckpointError(
+            f"{folder} has adapters of peft ({PEFT_FILE}), which are read only after a merge: save "
+            "`PeftModel.from_pretrained(model, folder).merge_and_unload()`, or remove the file to "
+            "do without them."
+        )
 
 
 def read_config(source: str, *, trust_remote_code: bool, place: str = MODEL_PATH) -> Any:
@@ -263,14 +276,14 @@ def plan_model(
 
     Raises:
         UnscaledWeightsError: Quantised weights, which config.json does not describe.
+        CheckpointError: Adapters of peft beside the weights.
     """
-    if _quantisation(config) is not None:
-        return None
     folder = Path(source)
     if not folder.is_dir():
         with quiet_transformers():
             folder = download_weights(source)
-    if not weight_files(folder):
+    _refuse_adapters(folder)
+    if _quantisation(config) is not None or not weight_files(folder):
         return None
     model = _without_memory(kind, config, dtype=dtype, trust_remote_code=trust_remote_code)
     if dtype != torch.float32 and (
@@ -290,10 +303,15 @@ def plan_model(
 
 
 def _without_memory(kind: Any, config: Any, *, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The model with its weights on the meta device; buffers have values."""
+    """The model with its weights on the meta device; buffers have the values of
+    `from_pretrained`.
+    """
     with without_memory():
         model = kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     model.tie_weights()
+    for part in model.modules():
+        part._is_hf_initialized = False
+    model.initialize_weights()  # computes buffers in float32; the constructor did in `dtype`
     return model
 
 

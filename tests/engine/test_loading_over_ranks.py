@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny_language_models import language_model
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPTJConfig
 
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.critic.value_scorers import without_head
@@ -135,6 +135,19 @@ def assert_equal(model, expected):
     state = model.state_dict()
     assert state.keys() == expected.state_dict().keys()
     assert all(torch.equal(state[name], t) for name, t in expected.state_dict().items())
+
+
+def test_buffers_of_a_model_in_16_bits_are_those_of_transformers(tmp_path):
+    """They are computed in float32, whatever the type of the weights is."""
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 8, "vocab_size": 64}
+    config = GPTJConfig(**sizes, bos_token_id=1, eos_token_id=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    options = {"dtype": torch.bfloat16}
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, **options)
+    model = load_language_model(tmp_path, weights=False, **options)
+    assert model.planned is not None
+    for found, buffer in zip(model.buffers(), expected.buffers(), strict=True):
+        torch.testing.assert_close(found, buffer, rtol=0, atol=0)
 
 
 def test_weights_that_transformers_computes_are_read_whole(tmp_path):

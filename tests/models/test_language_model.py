@@ -224,6 +224,12 @@ def test_a_cut_file_of_several_in_the_hubs_cache_is_named_and_what_is_to_be_dele
     assert f"delete {last.resolve()}, and it is downloaded again" in str(refused.value)
 
 
+def test_adapters_of_peft_beside_the_weights_are_refused(saved):
+    (saved / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json.*merge_and_unload"):
+        load_language_model(saved)
+
+
 def test_missing_weights_are_not_drawn_at_random(saved):
     from safetensors.torch import load_file, save_file
 

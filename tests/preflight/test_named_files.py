@@ -63,6 +63,17 @@ def test_weights_in_several_files_are_counted_together(shards: Path) -> None:
     assert problems(f"actor_rollout_ref.model.path={shards}") == []
 
 
+@pytest.mark.parametrize("pickled", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_stray_files_beside_weights_in_pytorchs_format_are_not_the_models(
+    weights: Path, pickled: str
+) -> None:
+    """transformers reads the pickled ones there."""
+    (weights / "model.safetensors").rename(weights / "other.safetensors")
+    assert weight_files(weights) == [weights / "other.safetensors"]
+    (weights / pickled).touch()
+    assert weight_files(weights) == []
+
+
 @pytest.mark.parametrize("model", [(), TEXT])
 def test_one_of_several_files_that_is_missing_or_truncated_is_named(
     shards: Path, model: tuple[str, ...]

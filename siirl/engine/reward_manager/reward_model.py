@@ -202,7 +202,7 @@ def load_reward_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         classifier, missing = _classifier(source, **options)
-    except OSError as error:
+    except (ImportError, OSError) as error:
         raise MissingAssetError(f"{KEY}={source} cannot be read: {_first_line(error)}") from error
     except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(
