@@ -120,7 +120,8 @@ class DAGWorker:
         self.redistribution: Redistribution = StayOnRank() if connect is None else connect(rank)
         self.metrics = MetricWorker(gather=self.ranks.gather_objects, warns=rank == 0)
         self.account = StepAccount(
-            self.device, gpus=sizes.gpus_of_rank(config.actor_rollout_ref.rollout)
+            self.device,
+            gpus=sizes.gpus_of_training_rank(config.actor_rollout_ref.rollout, config.dag),
         )
         self.global_steps = 0
         self._groups: AgentGroups | None = None

@@ -359,7 +359,8 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     if context.step <= context.config.trainer.critic_warmup:
         return NodeOutput(batch=batch, metrics={"actor/updates": 0.0, "critic/warmup": 1.0})
     # an agent that shares the weights may have stepped since the last sync
-    gpus = sizes.gpus_of_rank(context.config.actor_rollout_ref.rollout)
+    config = context.config
+    gpus = sizes.gpus_of_training_rank(config.actor_rollout_ref.rollout, config.dag)
     with work_of_update(context.actor.engine, gpus=gpus) as speed:
         metrics = context.actor.update(batch, policy_version=context.actor.engine.steps)
     on_gpu = context.actor.engine.device.type == "cuda"

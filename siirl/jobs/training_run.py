@@ -34,11 +34,9 @@ from siirl.interrupts import STOP, Interrupted
 from siirl.jobs.cluster_session import session
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import group_configs
-from siirl.params.cluster_args import ClusterArguments
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
 from siirl.params.parser import to_tree
-from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
 from siirl.preflight.group_placement import scheduled
 from siirl.preflight.machine import device_slots
@@ -92,7 +90,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
         # first, so that nothing has been written if the cluster refuses
         stack.enter_context(session(config.cluster, folder=run_folder))
-        layout = layout_of(config.trainer, config.cluster, config.actor_rollout_ref.rollout)
+        layout = layout_of(config, graph)
         report = LiveReport(run_folder)
         stack.callback(report.finish)
         writers = stack.enter_context(MetricWriters(config.trainer.logger, description))
@@ -186,24 +184,29 @@ def remove_unfinished_files(trainer: TrainingArguments, run_folder: Path) -> Non
         remove_unfinished(folder)
 
 
-def layout_of(
-    trainer: TrainingArguments, cluster: ClusterArguments, rollout: RolloutArguments
-) -> ClusterLayout:
+def layout_of(config: SiiRLArguments, graph: TaskGraph) -> ClusterLayout:
     """Resources of the job: machines, ranks and GPUs; called within `session`.
 
     Raises:
         ConfigError: The cluster has too few resources.
     """
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     ranks = ClusterLayout(nodes=trainer.nnodes, ranks_per_node=trainer.n_gpus_per_node)
-    if cluster.mode == "local":
-        on_gpus = device_slots()[1] == "GPU"
-        return dataclasses.replace(ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(rollout))
+    gpus = tuple(
+        sizes.gpus_of_rollout_rank(rollout)
+        if rolls_out_only(part)
+        else sizes.gpus_of_training_rank(rollout, config.dag)
+        for _, part in sorted(scheduled(trainer, config.dag, graph).items())
+    )
+    on_gpus = dataclasses.replace(ranks, gpus=gpus)
+    if config.cluster.mode == "local":
+        return on_gpus if device_slots()[1] == "GPU" else ranks
     there = machines()
-    if cluster.address is None:
-        on_gpus = device_slots()[1] == "GPU"
+    if config.cluster.address is None:
+        has_gpus = device_slots()[1] == "GPU"
     else:  # this machine may lack GPUs; the cluster's torch is what counts
-        on_gpus = torch.version.cuda is not None and any(machine.gpus for machine in there)
-    layout = dataclasses.replace(ranks, gpus_per_rank=on_gpus * sizes.gpus_of_rank(rollout))
+        has_gpus = torch.version.cuda is not None and any(machine.gpus for machine in there)
+    layout = on_gpus if has_gpus else ranks
     require_machines(layout, there)
     return layout
 
@@ -217,7 +220,7 @@ def start(
 ) -> Generator[Event, None, None]:
     """Start the ranks within `session`, and yield the events of rank 0."""
     graphs = scheduled(config.trainer, config.dag, graph)
-    device_type = "cuda" if layout.gpus_per_rank else "cpu"
+    device_type = "cuda" if layout.gpus else "cpu"
     groups = ProcessGroupManager(
         layout.ranks,
         graphs,

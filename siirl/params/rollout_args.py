@@ -78,14 +78,15 @@ class RolloutArguments:
     )
     mode: str | None = option(
         None,
-        "`async`: episodes are started continuously, and new weights reach running ones; `sync`: "
-        "the episodes of a step are started together. null: async if trainer.max_staleness is "
-        "above 0. With async, rollout=vllm generates in a separate process.",
+        "With trainer.max_staleness above 0, `sync` starts the episodes of a step together; "
+        "otherwise they are started continuously, and new weights reach running ones. With "
+        "`async`, rollout=vllm generates in a separate process.",
         choices=("sync", "async"),
     )
     tensor_model_parallel_size: int = option(
         1,
-        "GPUs of one language-model engine; each rank gets as many, and trains on the first.",
+        "GPUs of one language-model engine. Each rank gets as many and trains on the first; with "
+        "dag.groups only rollout ranks do.",
         why="a 7B model in bfloat16 takes 15 GB",
         minimum=1,
         text_only=NO_LM_ENGINE,

@@ -23,11 +23,16 @@ def ranks(trainer: TrainingArguments) -> int:
     return trainer.nnodes * trainer.n_gpus_per_node
 
 
-def gpus_of_rank(rollout: RolloutArguments) -> int:
-    """GPUs of a rank on a machine with GPUs; vLLM may spread its copy of the weights over
-    several.
+def gpus_of_rollout_rank(rollout: RolloutArguments) -> int:
+    """GPUs of a rank that rolls out, on a machine with GPUs; vLLM may spread its copy of the
+    weights over several.
     """
     return rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
+
+
+def gpus_of_training_rank(rollout: RolloutArguments, dag: DagArguments) -> int:
+    """GPUs of a rank that trains, on a machine with GPUs; it computes on the first."""
+    return 1 if separate(dag) else gpus_of_rollout_rank(rollout)
 
 
 def separate(dag: DagArguments) -> bool:
@@ -63,9 +68,8 @@ def _ranks_of_group(dag: DagArguments, name: str) -> int:
 
 def streams(trainer: TrainingArguments, dag: DagArguments, rollout: RolloutArguments) -> bool:
     """Whether episodes are started continuously, instead of step by step."""
-    behind = trainer.max_staleness > 0
-    wanted = rollout.mode == "async" or (rollout.mode is None and behind)
-    return separate(dag) and wanted and not trainer.deterministic
+    behind = trainer.max_staleness > 0 and rollout.mode != "sync"
+    return separate(dag) and behind and not trainer.deterministic
 
 
 def threads_of_rank(trainer: TrainingArguments, *, cores: int) -> int:

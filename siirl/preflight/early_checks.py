@@ -211,7 +211,7 @@ def _machine_problems(config: SiiRLArguments) -> list[SiirlError]:
     """Ranks and threads beyond the machine's; threads of impossible ranks are not checked."""
     cores = len(os.sched_getaffinity(0))
     policy = config.actor_rollout_ref
-    devices = device_problems(config.trainer, config.cluster, policy.rollout)
+    devices = device_problems(config)
     return [
         *(list(devices) or process_problems(config, cores=cores)),
         *compile_problems(policy.actor, policy.rollout, compilers=can_compile),

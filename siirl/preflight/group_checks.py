@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.execution.dag.resource_groups import GROUPS
-from siirl.params import sizes
 from siirl.params.build import as_text
-from siirl.params.domains import SERVER
+from siirl.params.domains import SERVER, VLLM
 from siirl.params.training_args import SiiRLArguments
 
 PIPELINES_WITH_REFILLS = ("dapo",)
@@ -61,18 +60,12 @@ def _of_separate(config: SiiRLArguments) -> Iterator[SiirlError]:
             "dag.groups with rollout=server: a server gets its weights from the training ranks. "
             "Use rollout=vllm, or leave dag.groups out."
         )
-    if sizes.gpus_of_rank(rollout) > 1:
-        yield ConfigError(
-            f"dag.groups with actor_rollout_ref.rollout.tensor_model_parallel_size="
-            f"{sizes.gpus_of_rank(rollout)}: every rank of either group has one GPU. Make it 1 and "
-            "name more rollout ranks, or leave dag.groups out."
-        )
     if config.data.task_sampling == "learnable":
         yield ConfigError(
             "data.task_sampling=learnable chooses prompts by the outcomes of the last step, which "
             "separate rollout ranks do not know: use even, or leave dag.groups out."
         )
-    if rollout.mode == "async" and not staleness:
+    if rollout.mode == "async" and not staleness and rollout.name != VLLM:
         yield ConfigError(
             "actor_rollout_ref.rollout.mode=async with trainer.max_staleness=0 would wait at every "
             "step: set trainer.max_staleness=1 or more."

@@ -210,12 +210,11 @@ def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlErr
         )
 
 
-def device_problems(
-    trainer: TrainingArguments, cluster: ClusterArguments, rollout: RolloutArguments
-) -> Iterator[SiirlError]:
+def device_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
     """More ranks than devices; checked first, because other sizes depend on ranks."""
-    yield from tensor_parallel_problems(rollout, cluster, trainer, slots=device_slots)
-    if cluster.address is not None or trainer.nnodes > 1:
+    trainer = config.trainer
+    yield from tensor_parallel_problems(config, slots=device_slots)
+    if config.cluster.address is not None or trainer.nnodes > 1:
         return  # the cluster checks its devices when the run connects
     if trainer.n_gpus_per_node == 1:
         return  # one rank runs anywhere
@@ -284,14 +283,11 @@ def can_compile() -> bool:
 
 
 def tensor_parallel_problems(
-    rollout: RolloutArguments,
-    cluster: ClusterArguments,
-    trainer: TrainingArguments,
-    *,
-    slots: Callable[[], tuple[int, str]],
+    config: SiiRLArguments, *, slots: Callable[[], tuple[int, str]]
 ) -> Iterator[SiirlError]:
     """Engines on more GPUs than this job or machine provides; `slots` is `device_slots`."""
-    each = sizes.gpus_of_rank(rollout)
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    each = sizes.gpus_of_rollout_rank(rollout)
     if each == 1:
         return
     key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={each}"
@@ -300,17 +296,22 @@ def tensor_parallel_problems(
             f"{key}: vLLM runs in the rank's own process, on one GPU, unless "
             "actor_rollout_ref.rollout.mode=async: set that, or make it 1."
         )
-    if cluster.address is not None or trainer.nnodes > 1:
+    if config.cluster.address is not None or trainer.nnodes > 1:
         return  # the cluster checks its devices when the run connects
     available, kind = slots()
-    ranks = trainer.n_gpus_per_node
+    acting, others = sizes.rollout_ranks(trainer, config.dag), 0
+    if sizes.separate(config.dag):
+        others = sizes.training_ranks(trainer, config.dag)
+    needed = acting * each + others
     if kind != "GPU":
         yield ConfigError(
             f"{key} asks for {each} GPUs for each rank, but this machine has none: make it 1."
         )
-    elif ranks * each > available:
+    elif needed > available:
+        beside, ranks = "", "trainer.n_gpus_per_node (each rank trains on the first of its GPUs)"
+        if others:
+            beside, ranks = f", beside {others} that train,", "the ranks of dag.groups"
         yield ConfigError(
-            f"{key} for each of {ranks} ranks asks for {ranks * each} GPUs, but this machine has "
-            f"{available}: lower it or trainer.n_gpus_per_node (the ranks; each trains on the "
-            "first of its GPUs)."
+            f"{key} for each of {acting} ranks{beside} asks for {needed} GPUs, but this machine "
+            f"has {available}: lower it or {ranks}."
         )

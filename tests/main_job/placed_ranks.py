@@ -59,17 +59,16 @@ def main(address: str) -> None:
     placement.TELL_AFTER_S = HELD_S / 4
     with ray_session(ClusterSettings(address=address, env_vars={})):
         on_cpus = whereabouts(ClusterLayout(nodes=2, ranks_per_node=2))
-        held = Placement(
-            ClusterLayout(ranks_per_node=1, gpus_per_rank=1), Vitals(servers_of_cluster())
-        )
+        held = Placement(ClusterLayout(ranks_per_node=1, gpus=(1,)), Vitals(servers_of_cluster()))
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(
-                whereabouts, ClusterLayout(nodes=2, ranks_per_node=2, gpus_per_rank=1)
+                whereabouts, ClusterLayout(nodes=2, ranks_per_node=2, gpus=(1,) * 4)
             )
             time.sleep(HELD_S)
             placed_meanwhile = waiting.done()
             held.release()
             on_gpus = waiting.result()
+        beside_an_engine = whereabouts(ClusterLayout(nodes=2, gpus=(1, 2)))
         try:
             require_machines(ClusterLayout(nodes=3), machines())
             refused = ""
@@ -84,6 +83,7 @@ def main(address: str) -> None:
                 "here": here,
                 "on_cpus": on_cpus,
                 "on_gpus": on_gpus,
+                "beside_an_engine": beside_an_engine,
                 "placed_meanwhile": placed_meanwhile,
                 "refused": refused,
             }

@@ -218,6 +218,7 @@ def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
         assert [setting for *_, setting in saw[ranks]] == ["WARN"] * 4
     gpus = [gpu for _, gpu, _ in saw["on_gpus"]]
     assert [sorted(gpus[:2]), sorted(gpus[2:])] == [["0", "1"], ["0", "1"]]
+    assert [len(gpus.split(",")) for _, gpus, _ in saw["beside_an_engine"]] == [1, 2]
     assert not saw["placed_meanwhile"]
     assert "Waiting for 2 machine(s) with 2 free GPUs each; others use them now" in process.stderr
     assert re.search(
@@ -248,20 +249,23 @@ def test_a_cluster_with_too_few_machines_is_refused_and_nothing_is_left(
 @pytest.mark.parametrize(
     ("layout", "refused"),
     [
-        (ClusterLayout(nodes=2, ranks_per_node=4, gpus_per_rank=1), False),
-        (ClusterLayout(nodes=1, ranks_per_node=8, gpus_per_rank=1), False),
+        (ClusterLayout(nodes=2, ranks_per_node=4, gpus=(1,) * 8), False),
+        (ClusterLayout(nodes=1, ranks_per_node=8, gpus=(1,) * 8), False),
         (ClusterLayout(nodes=3, ranks_per_node=100), False),  # ranks on CPUs
         (
-            ClusterLayout(nodes=2, ranks_per_node=5, gpus_per_rank=1),
+            ClusterLayout(nodes=2, ranks_per_node=5, gpus=(1,) * 10),
             True,
         ),  # although there are twelve GPUs
-        (ClusterLayout(nodes=1, ranks_per_node=9, gpus_per_rank=1), True),
+        (ClusterLayout(nodes=1, ranks_per_node=9, gpus=(1,) * 9), True),
         (ClusterLayout(nodes=4, ranks_per_node=1), True),
         (
-            ClusterLayout(nodes=1, ranks_per_node=2, gpus_per_rank=4),
+            ClusterLayout(nodes=1, ranks_per_node=2, gpus=(4, 4)),
             False,
         ),  # tensor-parallel engines
-        (ClusterLayout(nodes=1, ranks_per_node=3, gpus_per_rank=4), True),
+        (ClusterLayout(nodes=1, ranks_per_node=3, gpus=(4, 4, 4)), True),
+        # ranks that train beside engines of two GPUs, on one machine and on two
+        (ClusterLayout(nodes=1, ranks_per_node=6, gpus=(1, 1, 1, 1, 2, 2)), False),
+        (ClusterLayout(nodes=2, ranks_per_node=3, gpus=(1, 1, 1, 1, 2, 2)), True),
     ],
 )
 def test_machines_are_asked_for_that_the_cluster_has(layout: ClusterLayout, refused: bool) -> None:

@@ -47,13 +47,6 @@ def test_groups_that_name_no_ranks_are_refused(groups, sentence):
         (["trainer.max_staleness=1"], "needs separate rollout ranks: set dag.groups"),
         (["dag.groups={rollout:1,train:1}", "rollout=server"], "dag.groups with rollout=server"),
         (
-            [
-                *("dag.groups={rollout:1,train:1}", "rollout=vllm"),
-                "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
-            ],
-            "every rank of either group has one GPU",
-        ),
-        (
             ["dag.groups={rollout:1,train:1}", "actor_rollout_ref.rollout.mode=async"],
             "set trainer.max_staleness=1 or more",
         ),

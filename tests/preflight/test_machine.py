@@ -48,7 +48,7 @@ def test_a_driver_is_found_where_nvidia_smi_is_not_installed(tmp_path: Path) -> 
 
 def devices(*overrides: str) -> list[SiirlError]:
     config = parse_config([*NO_DRAWING, *overrides])
-    return list(device_problems(config.trainer, config.cluster, config.actor_rollout_ref.rollout))
+    return list(device_problems(config))
 
 
 def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
@@ -192,30 +192,29 @@ WIDTH = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 def test_a_wide_engine_without_its_gpus_is_refused(
     words: list[str], slots: tuple[int, str], expected: str
 ) -> None:
-    [problem] = tensor_parallel_problems(
-        parse_config([*VLLM, *words]).actor_rollout_ref.rollout,
-        parse_config([*VLLM, *words]).cluster,
-        parse_config([*VLLM, *words]).trainer,
-        slots=lambda: slots,
-    )
+    config = parse_config([*VLLM, *words])
+    [problem] = tensor_parallel_problems(config, slots=lambda: slots)
     assert expected in str(problem)
 
 
 def test_a_wide_engine_has_as_many_gpus_as_it_is_wide() -> None:
     words = ["actor_rollout_ref.rollout.mode=async", f"{WIDTH}=4", "trainer.n_gpus_per_node=2"]
     config = parse_config([*VLLM, *words])
+    assert list(tensor_parallel_problems(config, slots=lambda: (8, "GPU"))) == []
+    rollout, dag = config.actor_rollout_ref.rollout, config.dag
+    assert sizes.gpus_of_rollout_rank(rollout) == sizes.gpus_of_training_rank(rollout, dag) == 4
+
+
+def test_a_rank_that_only_trains_has_one_gpu_beside_wide_engines() -> None:
+    words = ["trainer.n_gpus_per_node=3", "dag.groups={rollout: 2, train: 1}", f"{WIDTH}=4"]
+    config = parse_config([*VLLM, "actor_rollout_ref.rollout.mode=async", *words])
+    assert sizes.gpus_of_training_rank(config.actor_rollout_ref.rollout, config.dag) == 1
+    assert list(tensor_parallel_problems(config, slots=lambda: (9, "GPU"))) == []
+    [problem] = tensor_parallel_problems(config, slots=lambda: (8, "GPU"))
     assert (
-        list(
-            tensor_parallel_problems(
-                config.actor_rollout_ref.rollout,
-                config.cluster,
-                config.trainer,
-                slots=lambda: (8, "GPU"),
-            )
-        )
-        == []
+        "for each of 2 ranks, beside 1 that train, asks for 9 GPUs, but this machine has 8: lower "
+        "it or the ranks of dag.groups" in str(problem)
     )
-    assert sizes.gpus_of_rank(config.actor_rollout_ref.rollout) == 4
 
 
 def test_nothing_leaves_a_gpu_on_a_machine_without_one() -> None:

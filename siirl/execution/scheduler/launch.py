@@ -93,8 +93,8 @@ def run_on_ray(
     def start(rank: int, make: Make) -> Any:
         replaceable = replacement is not None and rank in replacement.ranks
         rank_class = _ReplaceableRank if replaceable else _Rank
-        actor = _actor_class(rank_class, layout).options(
-            scheduling_strategy=placement.of_rank(rank)
+        actor = _actor_class(rank_class).options(
+            num_gpus=layout.gpus_of_rank(rank), scheduling_strategy=placement.of_rank(rank)
         )
         actors.append(actor.remote(make, rank, post))
         return actors[-1]
@@ -240,12 +240,12 @@ def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
     return RunFailed(f"The process of rank {rank} died: {stated_cause(error)}.")
 
 
-def _actor_class(rank_class: type, layout: ClusterLayout) -> Any:
+def _actor_class(rank_class: type) -> Any:
     import ray
 
     # Reserve no CPU: a laptop has fewer cores than the job has processes; simulators and ranks take
     # turns.
-    return ray.remote(num_cpus=0, num_gpus=layout.gpus_per_rank, max_restarts=0)(rank_class)
+    return ray.remote(num_cpus=0, max_restarts=0)(rank_class)
 
 
 class MeetingPoint:

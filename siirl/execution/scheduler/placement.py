@@ -32,7 +32,8 @@ class ClusterLayout:
 
     nodes: int = 1
     ranks_per_node: int = 1
-    gpus_per_rank: int = 0
+    gpus: tuple[int, ...] = ()
+    """GPUs of each rank; empty: ranks on CPUs."""
 
     @property
     def ranks(self) -> int:
@@ -41,8 +42,15 @@ class ClusterLayout:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs that a machine must have."""
-        return self.ranks_per_node * self.gpus_per_rank
+        """GPUs that every machine must have: those of the ranks on the one that needs most. Ray
+        places bundles of unequal size one after another, and may then find no machine for the last.
+        """
+        firsts = range(0, self.ranks, self.ranks_per_node)
+        return max(sum(self.gpus[first : first + self.ranks_per_node]) for first in firsts)
+
+    def gpus_of_rank(self, rank: int) -> int:
+        """GPUs of a rank."""
+        return self.gpus[rank] if self.gpus else 0
 
 
 class ClusterMachine(NamedTuple):
@@ -114,8 +122,9 @@ def require_machines(layout: ClusterLayout, there: Sequence[ClusterMachine]) -> 
     """
     fitting = sum(machine.gpus >= layout.gpus_per_node for machine in there)
     if fitting < layout.nodes:
+        of_rank = " or ".join(map(str, sorted(set(layout.gpus))))
         each = (
-            f" with {layout.gpus_per_node} GPUs, {layout.gpus_per_rank} for each rank"
+            f" with {layout.gpus_per_node} GPUs, {of_rank} for each rank"
             if layout.gpus_per_node
             else ""
         )
