@@ -40,6 +40,10 @@ class RunFailed(SiirlError, RuntimeError):
     """A started run that failed; its notes list the files that it left."""
 
 
+class EngineDied(RunFailed):
+    """The process of a rollout engine ended. A rank that only rolls out is replaced."""
+
+
 class SimulationFailed(SiirlError, RuntimeError):
     """An episode failed to simulate, including its replays; it is counted and never scored."""
 

@@ -27,6 +27,8 @@ from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import make_text_workflow
 from siirl.engine.rollout.vllm.async_vllm_engine import AsyncVLLMEngine
 from siirl.engine.rollout.vllm.vllm_engine import VLLMEngine
+from siirl.engine.rollout.vllm.vllm_probe import Probe, probe_text, trained_log_prob
+from siirl.engine.rollout.vllm.vllm_settings import text_length
 from siirl.engine.training.batch_cuts import PrefixGrouping
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.weight_sync import ActingWeights
@@ -107,6 +109,25 @@ class TextBuilder(RankBuilder):
     def longest_response(self, module: LanguageModel) -> int:
         """See `RankBuilder`."""
         return self.config.data.max_response_length
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of the longest prompt and its continuation together."""
+        return self.config.data.max_prompt_length + self.config.data.max_response_length
+
+    def probe(self, module: LanguageModel) -> Probe:
+        """By which a vLLM of another rank verifies the weights of `module`; every training rank
+        calls it.
+        """
+        longest = text_length(model_length=module.max_length, longest_text=self.longest_text)
+        ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=longest)
+        return ids, trained_log_prob(
+            module,
+            ids,
+            temperature=self.config.actor_rollout_ref.rollout.temperature,
+            compute_dtype=self.compute_dtype or torch.float32,
+            device=self.device,
+        )
 
     def prefix_groups(self, module: LanguageModel) -> PrefixGrouping | None:
         """See `RankBuilder`: rows with the same prompt."""
@@ -275,13 +296,16 @@ class TextBuilder(RankBuilder):
         if settings.name == SERVER:
             server_engine = self._server_engine(model)
             return server_engine, server_engine
-        engine_class = AsyncVLLMEngine if settings.mode == "async" else VLLMEngine
+        separate = sizes.separate(config.dag)
+        streams = sizes.streams(config.trainer, config.dag, settings)
+        engine_class = AsyncVLLMEngine if settings.mode == "async" or streams else VLLMEngine
         engine = engine_class(
             **arguments,
             kv_cache_gib=settings.kv_cache_gib,
             num_gpus=settings.tensor_model_parallel_size,
-            longest_text=config.data.max_prompt_length + config.data.max_response_length,
-            sleeps=settings.sleep and not sizes.separate(config.dag),  # no training beside it
+            longest_text=self.longest_text,
+            sleeps=settings.sleep and not separate,  # no training beside it
+            exchanges=separate,
             bucket_bytes=settings.update_weights_bucket_megabytes << 20,
             device=self.device,
         )
@@ -316,7 +340,7 @@ class TextBuilder(RankBuilder):
             top_p=settings.top_p,
             top_k=settings.top_k,
             compute_dtype=self.compute_dtype,
-            longest_text=config.data.max_prompt_length + config.data.max_response_length,
+            longest_text=self.longest_text,
             bucket_bytes=settings.update_weights_bucket_megabytes << 20,
             device=self.device,
         )

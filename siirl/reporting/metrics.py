@@ -364,6 +364,11 @@ METRICS: dict[str, Metric] = {
         _MAX, "share of the step in which the rank that waits longest is idle"
     ),
     "sync/bytes": Metric(_MAX, "bytes of weights that a sync transfers, 0 if nothing is copied"),
+    "sync/swap_seconds": Metric(
+        Reduction.DURATION,
+        "seconds in which a rollout rank of its own generated nothing while it exchanged weights, "
+        "since its last report",
+    ),
     "sync/seconds": Metric(Reduction.DURATION, "seconds of a weight sync, checks included"),
     "recorder/videos": Metric(_SUM, "videos written so far"),
 }

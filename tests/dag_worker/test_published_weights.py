@@ -187,7 +187,8 @@ class EngineOfItsOwn:
         self.model = module.to("meta")
         self.weights, self.version = {}, None
 
-    def replace_weights(self, weights, *, version: int) -> None:
+    def replace_weights(self, weights, *, version: int, probe) -> None:
+        self.probe = probe
         self.weights = {rows.name: rows.values.clone() for rows in weights}
         self.version = version
 
@@ -210,6 +211,19 @@ def test_an_engine_takes_all_weights_at_each_swap_and_frozen_ones_are_fetched_on
             for name, each in engine.weights.items()
         )
     assert fetched[0] > fetched[1] == fetched[2] > 0
+
+
+def test_an_engine_gets_the_probe_of_the_weights_that_it_takes():
+    line, trained = Store(), half_frozen()
+    sender, engine = publisher(trained, line), EngineOfItsOwn(half_frozen(seed=1))
+    sender.probe = lambda: ([1, 2], float(trained[1].weight.sum()))
+    copy = StoredCopy(engine, line)
+    for _ in range(2):
+        with torch.no_grad():
+            trained[1].weight += 1
+        sender.sync()
+        fetched_bytes(copy, line)
+        assert engine.probe == ([1, 2], float(trained[1].weight.sum()))
 
 
 def test_a_frozen_weight_that_has_changed_reaches_an_engine_as_it_is_now():

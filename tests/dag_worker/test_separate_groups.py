@@ -90,16 +90,17 @@ def test_vllm_on_ranks_of_its_own_equals_one_colocated_rank_bit_for_bit(tmp_path
 
 
 @needs_vllm
-@pytest.mark.slow  # vLLM is started in another process: half a minute
+@pytest.mark.slow  # vLLM is started in another process, as a stream needs it: half a minute
 def test_new_weights_reach_answers_that_vllm_is_generating(tmp_path):
     words = (
         *SUMS,
         *VLLM,
-        *("actor_rollout_ref.rollout.mode=async", "trainer.max_staleness=2"),
+        "trainer.max_staleness=2",
         *("data.max_response_length=96", "trainer.val_episodes=0", "trainer.total_steps=6"),
     )
     steps = run_groups(tmp_path, (*words, *PAIR))
     assert max(step.metrics["staleness/mixed_share"] for step in steps) > 0
+    assert max(step.metrics.get("sync/swap_seconds", 0.0) for step in steps) > 0
 
 
 OWN = "tests.dag_worker.test_separate_groups"

@@ -20,6 +20,7 @@ from tiny_policies import Trained, train
 
 from siirl.algos.products import wide_product
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
+from siirl.engine.rollout.vllm.vllm_probe import trained_log_prob
 from siirl.engine.rollout.vllm.weight_places import PackedLayers
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.weight_sync import WeightSync
@@ -287,8 +288,27 @@ def test_weights_replaced_during_a_request_act_on_its_further_tokens(engine, end
 def test_replaced_weights_that_arrive_otherwise_are_an_error(engine, monkeypatch):
     transfer = engine._transfer
     monkeypatch.setattr(engine, "_transfer", lambda weights: transfer(weights) + 1)
-    with pytest.raises(InvariantError, match="but they were sent with"):
+    with pytest.raises(InvariantError, match="acts with weights with the checksum"):
         engine.replace_weights(in_rows(adapters_first(engine.model.state_dict())), version=1)
+
+
+@needs_vllm
+def test_replaced_weights_must_act_as_in_training(engine, monkeypatch):
+    def replace(change: float) -> None:
+        ids = list(REQUESTS[0].input_ids)
+        expected = trained_log_prob(
+            engine.model,
+            ids,
+            temperature=TEMPERATURE,
+            compute_dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        weights = in_rows(adapters_first(engine.model.state_dict()))
+        engine.replace_weights(weights, version=1, probe=(ids, expected + change))
+
+    replace(0.0)
+    with pytest.raises(InvariantError, match="acts with weights that give a text the log-prob"):
+        replace(0.01)
 
 
 @needs_vllm

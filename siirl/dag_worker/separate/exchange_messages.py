@@ -75,6 +75,8 @@ class Weights:
     """Buckets of the weights that were frozen at first, the same ones in every publication. A
     weight that has changed since is in `buckets` too, which are copied after them.
     """
+    probe: tuple[list[int], float] | None = None
+    """For an engine with its own weights (`siirl.engine.rollout.vllm.vllm_probe.Probe`)."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ colocated ranks (`siirl.dag_worker.assembly`).
 """
 
 import dataclasses
+import functools
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -45,11 +46,8 @@ from siirl.execution.dag import TaskGraph
 from siirl.models.adapters import narrow_frozen
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import config_of_group, owners
-from siirl.params.dag_args import DagArguments
 from siirl.params.domains import VLLM
 from siirl.params.env_spec import describe_env
-from siirl.params.model_args import ModelArguments
-from siirl.params.training_args import TrainingArguments
 
 if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
@@ -99,7 +97,10 @@ def build_training(
             trained=trained_model.actor.engine,
             ranks=ranks,
             line=rollouts.line,
-            acting_dtype=acting_dtype(config.actor_rollout_ref.model, config.trainer, config.dag),
+            acting_dtype=acting_dtype(config),
+            probe=functools.partial(cast(Any, make).probe, trained_model.module)
+            if config.actor_rollout_ref.rollout.name == VLLM
+            else None,
         )
     else:
         trained_model = with_weights_of(shares, make)
@@ -145,15 +146,14 @@ def build_training(
     )
 
 
-def acting_dtype(
-    model: ModelArguments, trainer: TrainingArguments, dag: DagArguments
-) -> torch.dtype | None:
+def acting_dtype(config: SiiRLArguments) -> torch.dtype | None:
     """Dtype of the acting weights, so that they compute like the training ranks; None: as loaded.
 
-    One rank trains under autocast, and several with weights that FSDP2 casts.
+    One rank trains under autocast, and several with weights that FSDP2 casts. vLLM has no autocast.
     """
-    casts = sizes.training_ranks(trainer, dag) > 1 or trainer.force_process_group
-    return compute_dtype(model) if casts else None
+    policy, trainer = config.actor_rollout_ref, config.trainer
+    sharded = sizes.training_ranks(trainer, config.dag) > 1 or trainer.force_process_group
+    return compute_dtype(policy.model) if sharded or policy.rollout.name == VLLM else None
 
 
 def build_rollouts(
@@ -221,9 +221,7 @@ def _acting_module(planned: Any, config: SiiRLArguments, device: torch.device) -
     computes = compute_dtype(policy.model)
     if computes is not None:
         narrow_frozen(planned, computes)  # as the training rank does with frozen weights
-    return await_weights(
-        planned, acting_dtype(policy.model, config.trainer, config.dag), device=device
-    )
+    return await_weights(planned, acting_dtype(config), device=device)
 
 
 def _rollout_parts(

@@ -83,6 +83,8 @@ class PromptRunner:
         """Prompts that run concurrently."""
         self.idle_s = 0.0
         """Time that the rank has waited for work since the last report."""
+        self.swap_s = 0.0
+        """Time in which it exchanged weights since then."""
         self._entries: list[Entry] = []
         self._prompts: dict[int, Prompt] = {}
         self._metrics: list[dict[str, Value]] = []
@@ -249,7 +251,11 @@ class PromptRunner:
     def _report(self, more: dict[str, Value]) -> Report:
         seconds, self._reported_at = since(self._reported_at), time.perf_counter()
         idle, self.idle_s = self.idle_s / max(seconds, 1e-9), 0.0
-        metrics: dict[str, Value] = {"group/rollout/idle_share": min(1.0, idle)}
+        metrics: dict[str, Value] = {
+            "group/rollout/idle_share": min(1.0, idle),
+            "sync/swap_seconds": self.swap_s,
+        }
+        self.swap_s = 0.0
         for record in (*self._metrics, more):
             metrics |= plain_record(record)
         report = Report(metrics, self._episodes, tuple(self._failed))

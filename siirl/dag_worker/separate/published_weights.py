@@ -5,7 +5,7 @@ The sender never waits, and a replaced rollout rank fetches the buckets like the
 receiving them (`siirl.dag_worker.separate.received_weights`).
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,7 @@ class WeightPublisher:
         line: Connection to the exchange.
         acting_dtype: Type of the acting weights; None: that of the trained ones. Buffers keep their
             dtype.
+        probe: Makes `Weights.probe`; every rank calls it. None: there is none.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class WeightPublisher:
         ranks: Collectives,
         line: "ExchangeLine",
         acting_dtype: torch.dtype | None,
+        probe: Callable[[], tuple[list[int], float]] | None = None,
     ) -> None:
         self.group = group
         self.trained = trained
         self.ranks = ranks
         self.line = line
         self.acting_dtype = acting_dtype
+        self.probe = probe
         self.step = 0
         """The running training step, or the resumed one."""
         self.version = 0
@@ -117,6 +120,7 @@ class WeightPublisher:
         frozen = self._stored
         still = frozen.names & self._frozen.names(self.ranks)
         changing = self._store(self.trained.module.state_dict().keys() - still, version=version)
+        probe = None if self.probe is None else self.probe()
         if self.ranks.rank == 0:
             self.transferred_bytes = changing.num_bytes + first * frozen.num_bytes
             published = Weights(
@@ -125,6 +129,7 @@ class WeightPublisher:
                 frozen=frozen.buckets,
                 buckets=changing.buckets,
                 checksum=joined_checksum([frozen.checksum, changing.checksum]),
+                probe=probe,
             )
             self.line.call("publish", self.group, published)
         self.unchanged = version > self.version and changing.checksum == self._checksum

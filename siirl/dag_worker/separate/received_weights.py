@@ -89,16 +89,19 @@ class EngineWithWeights(Protocol):
     model: nn.Module
     """The trained module, without memory: names of its weights."""
 
-    def replace_weights(self, weights: Iterable[Rows], *, version: int) -> None:
+    def replace_weights(
+        self, weights: Iterable[Rows], *, version: int, probe: tuple[list[int], float] | None
+    ) -> None:
         """Act with `weights` from now on, also in requests that are running.
 
         Args:
             weights: All weights under the trained module's names, adapters before the weights that
                 they change.
             version: Their version.
+            probe: A text and its mean log-prob by the trained module; None: not compared.
 
         Raises:
-            InvariantError: Other weights have arrived.
+            InvariantError: Other weights have arrived, or act otherwise.
         """
 
 
@@ -136,7 +139,7 @@ class StoredCopy:
         """
         held = self._frozen.by_name | self._changing.by_name
         rows = (part for _, parts in adapters_first(held) for part in parts)
-        self.engine.replace_weights(rows, version=weights.version)
+        self.engine.replace_weights(rows, version=weights.version, probe=weights.probe)
         self._changing = _HeldRows(())
         self.acting = weights
 

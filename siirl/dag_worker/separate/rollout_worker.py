@@ -196,7 +196,7 @@ class RolloutWorker:
         if published is None:
             return
         self.copies.receive(published)
-        self.copies.swap(published)
+        self._swap(published)
 
     def _record_rewards(self, work: Work) -> None:
         for group, rewards in work.rewards.items():
@@ -273,8 +273,14 @@ class RolloutWorker:
     def _swap_arrived(self) -> None:
         published, self._arrived = self._arrived, None
         if published is not None:
-            self.copies.swap(published)
+            self._swap(published)
             self._thread.release()
+
+    def _swap(self, published: PublishedWeights) -> None:
+        begin = time.perf_counter()
+        self.copies.swap(published)
+        for runner in self._runners.values():
+            runner.swap_s += since(begin)
 
     async def _until_weights(self, step: int) -> None:
         while self.copies.step < step:

@@ -272,6 +272,8 @@ def _metrics(steps: list[TrainStep]) -> Metrics:
         found = [step.batch.maxima[name] for step in steps if name in step.batch.maxima]
         if found:
             metrics[name] = max(found)
+    if MEAN_GAP not in metrics:  # no row of these weights was compared
+        metrics.pop(LARGEST_GAP, None)
     metrics["actor/lr"] = steps[-1].learning_rate
     metrics["actor/updates"] = float(sum(step.applied for step in steps))
     metrics["actor/skipped_updates"] = float(

@@ -8,6 +8,7 @@ debugger, without importing Ray.
 import logging
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.mistakes import UsersError, users_report
-from siirl.errors import RunFailed, SiirlError
+from siirl.errors import EngineDied, RunFailed, SiirlError
 from siirl.execution.scheduler.placement import (
     ClusterLayout,
     Placement,
@@ -316,4 +317,14 @@ class _Rank:
 
 
 class _ReplaceableRank(_Rank):
-    """A rank that is replaced if it dies; its title shows in `ps`."""
+    """A rank that is replaced if it dies, or if the process of its engine does; its title shows in
+    `ps`.
+    """
+
+    def run(self, init_method: str) -> Iterator[Any]:
+        """See `_Rank`."""
+        try:
+            yield from super().run(init_method)
+        except EngineDied as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)

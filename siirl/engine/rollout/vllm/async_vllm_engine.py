@@ -14,7 +14,7 @@ from siirl.engine.rollout.generation import FinishReason, GenerationRequest, Gen
 from siirl.engine.rollout.vllm.vllm_engine import Continuation, VLLMBase
 from siirl.engine.rollout.vllm.vllm_settings import start_errors
 from siirl.engine.training.weight_buckets import CudaIpc, SharedMemory, WeightTransport, send
-from siirl.errors import ConfigError, RunFailed
+from siirl.errors import ConfigError, EngineDied
 from siirl.models.weight_rows import Rows
 
 TASKS_END_S = 5.0  # limit for vLLM's cancelled tasks
@@ -83,7 +83,7 @@ class AsyncVLLMEngine(VLLMBase):
                 continuation.extend(part, version=self.policy_version)
                 reason = part.finish_reason or reason
         except self.dead_error as error:
-            raise RunFailed(DIED) from error
+            raise EngineDied(DIED) from error
         finally:
             del self.running[name]
             self.counts.tokens += len(continuation.tokens)
@@ -127,11 +127,11 @@ class AsyncVLLMEngine(VLLMBase):
             concurrent.futures.wait([answer], timeout=CHECK_S)
             if self.vllm.errored and not answer.done():
                 answer.cancel()
-                raise RunFailed(DIED)
+                raise EngineDied(DIED)
         try:
             return answer.result()
         except self.dead_error as error:
-            raise RunFailed(DIED) from error
+            raise EngineDied(DIED) from error
 
     def _transfer(self, weights: Iterable[Rows]) -> int:
         def call(handle: Any, entries: list[Any]) -> None:

@@ -25,7 +25,13 @@ import torch
 from siirl.engine.rollout.admission import EMPTY_RESPONSE, PendingRequest
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.text_engine_base import InProcessTextEngine, TextEngineBase
-from siirl.engine.rollout.vllm.vllm_probe import has_weights, loadable, probe_text, trained_log_prob
+from siirl.engine.rollout.vllm.vllm_probe import (
+    Probe,
+    has_weights,
+    loadable,
+    probe_text,
+    trained_log_prob,
+)
 from siirl.engine.rollout.vllm.vllm_settings import (
     PROBE_TOLERANCE,
     engine_settings,
@@ -97,6 +103,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
         longest_text: Tokens of the longest prompt and its continuation together; None: the model's
             length, as far as the memory allows.
         sleeps: Free vLLM's GPU memory while no rollout runs; not read on a CPU.
+        exchanges: Get new weights by `replace_weights`, perhaps while requests are running.
         bucket_bytes: Size of a bucket of weights.
         device: Device on which vLLM computes; None: the device of the weights.
 
@@ -123,6 +130,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
         num_gpus: int = RolloutArguments.tensor_model_parallel_size,
         longest_text: int | None = None,
         sleeps: bool = RolloutArguments.sleep,
+        exchanges: bool = False,
         bucket_bytes: int = RolloutArguments.update_weights_bucket_megabytes * MEGABYTE,
         device: torch.device | None = None,
     ) -> None:
@@ -153,6 +161,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
             num_gpus=num_gpus,
             on_cpu=self.device.type == "cpu",
             sleeps=self.sleeps,
+            exchanges=exchanges,
         )
         with (
             tempfile.TemporaryDirectory(prefix="siirl-vllm-") as folder,
@@ -171,8 +180,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
         """Replace vLLM's weights; returns checksums of its workers and the log-probs of a probe.
 
-        Cached prefixes of the old weights are dropped. No request may be running. See
-        `ActingWeights`.
+        Cached prefixes of the old weights are dropped. No request may be running. A sharded module
+        runs on all ranks, which take weights at the same time. See `ActingWeights`.
 
         Raises:
             InvariantError: A request is running, so that the cached prefixes stay.
@@ -185,25 +194,36 @@ class VLLMBase(TextEngineBase, abc.ABC):
                 "when new weights arrived: a workflow must await every answer before its episode "
                 "ends."
             )
-        return [*pairs, self._probe()]
+        ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=self.longest)
+        expected = trained_log_prob(
+            self.model,
+            ids,
+            temperature=self.temperature,
+            compute_dtype=self.dtype,
+            device=self.device,
+        )
+        return [*pairs, self._probe(ids, expected)]
 
-    def replace_weights(self, weights: Iterable[Rows], *, version: int) -> None:
+    def replace_weights(
+        self, weights: Iterable[Rows], *, version: int, probe: Probe | None = None
+    ) -> None:
         """Act with other weights, of which this process has no copy: requests that are running
         continue with them, and vLLM computes their keys and values anew. Call it between two steps.
 
         See `siirl.dag_worker.separate.received_weights`.
         """
+        here = (
+            part.with_values(part.values.to(self.device))  # where adapters are merged
+            for rows in weights
+            for part in rows.cut(self.bucket_bytes)
+        )
         with self._paused():
-            pairs = self._load(weights)
+            for pair in self._load(here):
+                _require_agreement(pair, "weights with the checksum")
             self._wait(self.vllm.reset_prefix_cache(reset_running_requests=True))
             self.update_weights(version)
-        for pair in pairs:
-            if not pair.agrees:
-                raise InvariantError(
-                    f"vLLM got weights with the checksum {pair.acting}, but they were sent with "
-                    f"{pair.trained}. Report this with the run's config; the last checkpoint is "
-                    "intact."
-                )
+        if probe is not None:
+            _require_agreement(self._probe(*probe), "weights that give a text the log-prob")
 
     def _load(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
         """Bring all weights to the workers; returns checksums of what was sent and what arrived."""
@@ -218,19 +238,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
         """No step begins in this context, and none is under way."""
         return contextlib.nullcontext()
 
-    def _probe(self) -> ChecksumPair:
-        """Mean log-prob of a fixed text, by the trained module and by vLLM.
-
-        A sharded module runs on all ranks; all of them take weights at the same time.
-        """
-        ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=self.longest)
-        expected = trained_log_prob(
-            self.model,
-            ids,
-            temperature=self.temperature,
-            compute_dtype=self.dtype,
-            device=self.device,
-        )
+    def _probe(self, ids: list[int], expected: float) -> ChecksumPair:
+        """Mean log-prob of a text, by the trained module and by vLLM."""
         output = self._complete(ids, self._sampling(max_tokens=1, prompt_logprobs=0))
         found = np.mean(
             [
@@ -318,6 +327,14 @@ class VLLMBase(TextEngineBase, abc.ABC):
     @abc.abstractmethod
     def _complete(self, ids: list[int], sampling: Any) -> Any:
         """Run one request alone; returns its final output."""
+
+
+def _require_agreement(pair: ChecksumPair, what: str) -> None:
+    if not pair.agrees:
+        raise InvariantError(
+            f"vLLM acts with {what} {pair.acting}, where training has {pair.trained}. Report this "
+            "with the run's config; the last checkpoint is intact."
+        )
 
 
 class VLLMEngine(InProcessTextEngine, VLLMBase):

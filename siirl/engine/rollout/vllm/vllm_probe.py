@@ -17,6 +17,9 @@ from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOKENS
 from siirl.models.language_model import LanguageModel
 from siirl.models.weight_rows import Rows
 
+Probe = tuple[list[int], float]
+"""A text, and its mean log-prob by the trained module."""
+
 
 def probe_text(*, vocab_size: int, longest: int) -> list[int]:
     """Token ids of the fixed text.

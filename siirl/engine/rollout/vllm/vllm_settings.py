@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -74,6 +75,7 @@ def engine_settings(
     num_gpus: int,
     on_cpu: bool,
     sleeps: bool = False,
+    exchanges: bool = False,
 ) -> dict[str, Any]:
     """Arguments of vLLM's engine, except the folders of model and tokenizer.
 
@@ -92,6 +94,9 @@ def engine_settings(
         num_gpus: GPUs of one engine.
         on_cpu: Whether the engine computes on a CPU.
         sleeps: Whether it frees its memory between rollouts; not on a CPU.
+        exchanges: Whether it gets new weights while requests are running. vLLM then schedules a
+            step only after the one before: an exchange between two that overlap could lose a token
+            (vLLM issue 42043).
     """
     length = text_length(model_length=model_length, longest_text=longest_text)
     device: dict[str, Any] = {"enforce_eager": on_cpu}
@@ -120,6 +125,7 @@ def engine_settings(
         "worker_extension_cls": EXTENSION,
         "load_format": "dummy",
         "enable_sleep_mode": sleeps,
+        **({"async_scheduling": False} if exchanges else {}),
         "disable_log_stats": True,
     }
 
@@ -156,6 +162,11 @@ def start_errors(settings: dict[str, Any]) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:
         reason = _reason(error)
+        if signal := re.search(r"EngineCore[^']*': -(\d+)", reason):
+            raise RunFailed(
+                f"vLLM does not start: signal {signal[1]} ended its process. The machine may have "
+                "run out of memory."
+            ) from error
         length = settings["max_model_len"]
         memory = settings["kv_cache_memory_bytes"] / GIB
         keys = ""
