@@ -24,6 +24,7 @@ from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
 WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
+VLLM_BYTES = 600e6  # vLLM's imports and buffers, in a process of its own or the rank's
 RAY_BYTES = 830e6  # the driver process (430 MB) and Ray's own processes
 NEW_POLICY_PARAMETERS = 2_200_000  # the tiny policy as it ships
 BYTES_PER_TRAINED_PARAMETER = 16  # float32 weight, gradient, and Adam's two moments
@@ -104,6 +105,7 @@ def training_memory(
     return (
         *_processes(config, env_spec),
         *(_left_by_gpus if on_gpu else _trained)(config, models=models),
+        *_vllm(config, on_gpu=on_gpu),
         ("images", episodes_of_training(config).count * images),
     )
 
@@ -122,6 +124,16 @@ def _trained(config: SiiRLArguments, *, models: int) -> Parts:
     # adapters themselves are negligible
     weights = frozen * BYTES_PER_PARAMETER * parameters + (models - adapters) * own
     return (("policy, critic and Adam" if models > 1 else "policy and Adam", weights),)
+
+
+def _vllm(config: SiiRLArguments, *, on_gpu: bool) -> Parts:
+    """Host memory of vLLM: its imports, and without a GPU its weights, keys and values."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    if rollout.name != VLLM:
+        return ()
+    width = BYTES_PER_PARAMETER if model.dtype == "float32" else HALF_BYTES_PER_PARAMETER
+    held = 0.0 if on_gpu else rollout.kv_cache_gib * sizes.GIB + width * policy_parameters(model)
+    return (("vLLM", sizes.rollout_ranks(config.trainer, config.dag) * (VLLM_BYTES + held)),)
 
 
 def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
@@ -202,7 +214,8 @@ REMEDIES = {
     "checkpoint": "save at the end only, trainer.save_freq=-1",
     "offloaded": "set actor_rollout_ref.actor.offload_optimizer and actor_rollout_ref.ref.offload "
     "to false",
-    "vLLM": "leave vLLM's weights on the GPU, actor_rollout_ref.rollout.sleep=false",
+    "vLLM asleep": "leave vLLM's weights on the GPU, actor_rollout_ref.rollout.sleep=false",
+    "vLLM": "lower actor_rollout_ref.rollout.kv_cache_gib",
     "images": "lower data.train_batch_size or actor_rollout_ref.rollout.n",
     "policy": "use a smaller model, or train adapters (actor_rollout_ref.model.lora.rank)",
 }

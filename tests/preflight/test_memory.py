@@ -199,7 +199,7 @@ def test_beside_gpus_the_host_holds_copies_and_what_is_offloaded(
     expected = {name: number * 2_200_000 for name, number in bytes_per_parameter.items()}
     left = ("a checkpoint in writing", "offloaded", "vLLM asleep")
     assert {name: parts[name] for name in left if name in parts} == expected
-    assert len(parts) == len(dict(training_memory(job(), SPEC, models=1))) - 1 + len(expected)
+    assert len(parts) == len(dict(training_memory(job(*words), SPEC, models=1))) - 1 + len(expected)
 
 
 def test_the_moments_of_a_critic_are_offloaded_with_those_of_the_policy() -> None:
@@ -208,6 +208,18 @@ def test_the_moments_of_a_critic_are_offloaded_with_those_of_the_policy() -> Non
         dict(training_memory(offloading, SPEC, models=models, on_gpu=True)) for models in (1, 2)
     )
     assert beside["offloaded"] == 2 * alone["offloaded"]
+
+
+def test_vllm_on_a_cpu_holds_weights_keys_and_values_in_host_memory() -> None:
+    words = ("rollout=vllm", "model=causal_lm", "actor_rollout_ref.rollout.kv_cache_gib=2")
+    parts = [
+        dict(training_memory(job(*words), SPEC, models=1, on_gpu=on_gpu))
+        for on_gpu in (False, True)
+    ]
+    assert [each["vLLM"] for each in parts] == [600e6 + 2 * 2**30 + 2 * 2_200_000, 600e6]
+    sentence = shortage((("vLLM", 2e9),), free_memory_bytes=1e9)
+    assert sentence is not None
+    assert "lower actor_rollout_ref.rollout.kv_cache_gib" in sentence
 
 
 def test_an_evaluation_holds_weights_once() -> None:
