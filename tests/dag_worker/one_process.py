@@ -13,6 +13,7 @@ TIMED = (
     "time/",
     "perf/",
     "sync/seconds",
+    "sync/swap_seconds",
     "env/steps_per_s",
     "env/busy",
     "policy/busy",
