@@ -292,23 +292,28 @@ def test_replaced_weights_that_arrive_otherwise_are_an_error(engine, monkeypatch
         engine.replace_weights(in_rows(adapters_first(engine.model.state_dict())), version=1)
 
 
-@needs_vllm
-def test_replaced_weights_must_act_as_in_training(engine, monkeypatch):
-    def replace(change: float) -> None:
-        ids = list(REQUESTS[0].input_ids)
-        expected = trained_log_prob(
-            engine.model,
-            ids,
-            temperature=TEMPERATURE,
-            compute_dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
-        weights = in_rows(adapters_first(engine.model.state_dict()))
-        engine.replace_weights(weights, version=1, probe=(ids, expected + change))
+def replace(engine, *, change: float) -> None:
+    """Send the engine the weights that it has, with a log-prob that differs by `change`."""
+    ids = list(REQUESTS[0].input_ids)
+    expected = trained_log_prob(
+        engine.model,
+        ids,
+        temperature=TEMPERATURE,
+        compute_dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    weights = in_rows(adapters_first(engine.model.state_dict()))
+    engine.replace_weights(weights, version=1, probe=(ids, expected + change))
 
-    replace(0.0)
-    with pytest.raises(InvariantError, match="acts with weights that give a text the log-prob"):
-        replace(0.01)
+
+OTHERWISE = "acts with weights that give a text the log-prob"
+
+
+@needs_vllm
+def test_replaced_weights_must_act_as_in_training(engine):
+    replace(engine, change=0.0)
+    with pytest.raises(InvariantError, match=OTHERWISE):
+        replace(engine, change=0.01)
 
 
 @needs_vllm
@@ -426,6 +431,13 @@ def test_vllm_in_a_separate_process_agrees_takes_weights_and_is_interrupted(endl
         assert partial.finish_reason == "abort"
         assert 0 < len(partial.tokens) < 100
         require_two_versions(engine, asyncio.run(replaced_under_way(engine, wait_s=0.001)))
+        replace(engine, change=0.0)
+        ask(engine, REQUESTS[0])
+        replace(engine, change=0.01)
+        with pytest.raises(InvariantError, match=OTHERWISE):
+            engine.verification.result(60)
+        with pytest.raises(InvariantError, match=OTHERWISE):
+            ask(engine, REQUESTS[0])
     finally:
         engine.close()
         engine.close()

@@ -11,7 +11,8 @@ from typing import Any
 
 from siirl.engine.rollout.admission import PendingRequest, check_length
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
-from siirl.engine.rollout.vllm.vllm_engine import Continuation, VLLMBase
+from siirl.engine.rollout.vllm.vllm_engine import Continuation, VLLMBase, require_same_log_prob
+from siirl.engine.rollout.vllm.vllm_probe import Probe
 from siirl.engine.rollout.vllm.vllm_settings import start_errors
 from siirl.engine.training.weight_buckets import CudaIpc, SharedMemory, WeightTransport, send
 from siirl.errors import ConfigError, EngineDied
@@ -30,6 +31,9 @@ class AsyncVLLMEngine(VLLMBase):
 
     The thread allows sending weights while the episodes' loop is not running.
     """
+
+    verification: concurrent.futures.Future[None] | None = None
+    """Compares the weights of the last exchange with training; None before the first."""
 
     def _start(self, settings: dict[str, Any]) -> None:
         if self.admission.lockstep:
@@ -63,9 +67,11 @@ class AsyncVLLMEngine(VLLMBase):
         check_length(request, longest=self.longest)
         self.counts.calls += 1
         pending = PendingRequest(request, asyncio.get_running_loop().create_future())
-        return await asyncio.wrap_future(
+        answer = await asyncio.wrap_future(
             asyncio.run_coroutine_threadsafe(self._generate(Continuation(pending)), self.loop)
         )
+        self._check_verified()
+        return answer
 
     async def _generate(self, continuation: Continuation) -> GenerationResponse:
         name = self._next_id()
@@ -96,6 +102,20 @@ class AsyncVLLMEngine(VLLMBase):
         self._wait(self.vllm.pause_generation(mode="keep", clear_cache=False))
         yield
         self._wait(self.vllm.resume_generation())
+
+    def _verify(self, probe: Probe) -> None:
+        """See `VLLMBase`, beside the requests: vLLM computes their keys and values first."""
+        self._check_verified()
+        self.verification = asyncio.run_coroutine_threadsafe(self._compare(probe), self.loop)
+
+    async def _compare(self, probe: Probe) -> None:
+        output = await self._output(probe[0], self._scoring())
+        require_same_log_prob(output, probe, dtype=self.dtype)
+
+    def _check_verified(self) -> None:
+        """Raise the error of the last verification, if it has ended with one."""
+        if self.verification is not None and self.verification.done():
+            self.verification.result()
 
     def interrupt(self) -> None:
         """See `TextEngine`."""
@@ -143,12 +163,12 @@ class AsyncVLLMEngine(VLLMBase):
         return send(weights, transport, bucket_bytes=self.bucket_bytes)
 
     def _complete(self, ids: list[int], sampling: Any) -> Any:
-        async def last() -> Any:
-            output = None
-            async for output in self.vllm.generate(
-                {"prompt_token_ids": ids}, sampling, self._next_id()
-            ):
-                pass
-            return output
+        return self._wait(self._output(ids, sampling))
 
-        return self._wait(last())
+    async def _output(self, ids: list[int], sampling: Any) -> Any:
+        output = None
+        async for output in self.vllm.generate(
+            {"prompt_token_ids": ids}, sampling, self._next_id()
+        ):
+            pass
+        return output

@@ -202,7 +202,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
             compute_dtype=self.dtype,
             device=self.device,
         )
-        return [*pairs, self._probe(ids, expected)]
+        probe = ids, expected
+        return [*pairs, pair_of(self._complete(ids, self._scoring()), probe, dtype=self.dtype)]
 
     def replace_weights(
         self, weights: Iterable[Rows], *, version: int, probe: Probe | None = None
@@ -223,7 +224,12 @@ class VLLMBase(TextEngineBase, abc.ABC):
             self._wait(self.vllm.reset_prefix_cache(reset_running_requests=True))
             self.update_weights(version)
         if probe is not None:
-            _require_agreement(self._probe(*probe), "weights that give a text the log-prob")
+            self._verify(probe)
+
+    def _verify(self, probe: Probe) -> None:
+        """Compare vLLM's log-prob of a text with that of the trained module."""
+        ids, _ = probe
+        require_same_log_prob(self._complete(ids, self._scoring()), probe, dtype=self.dtype)
 
     def _load(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
         """Bring all weights to the workers; returns checksums of what was sent and what arrived."""
@@ -237,19 +243,6 @@ class VLLMBase(TextEngineBase, abc.ABC):
     def _paused(self) -> contextlib.AbstractContextManager[Any]:
         """No step begins in this context, and none is under way."""
         return contextlib.nullcontext()
-
-    def _probe(self, ids: list[int], expected: float) -> ChecksumPair:
-        """Mean log-prob of a text, by the trained module and by vLLM."""
-        output = self._complete(ids, self._sampling(max_tokens=1, prompt_logprobs=0))
-        found = np.mean(
-            [
-                entry[token].logprob
-                for token, entry in zip(ids[1:], output.prompt_logprobs[1:], strict=True)
-            ]
-        )
-        return ChecksumPair(
-            trained=expected, acting=float(found), tolerance=PROBE_TOLERANCE[self.dtype]
-        )
 
     def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of the worker extension on every worker."""
@@ -287,6 +280,10 @@ class VLLMBase(TextEngineBase, abc.ABC):
 
         settings = {"temperature": 1.0, "logprobs": 0, "ignore_eos": True, "detokenize": False}
         return SamplingParams(**settings | options)
+
+    def _scoring(self) -> Any:
+        """To get the log-probs of a prompt."""
+        return self._sampling(max_tokens=1, prompt_logprobs=0)
 
     def _sampling_of(self, request: GenerationRequest) -> Any:
         from vllm.sampling_params import RequestOutputKind
@@ -327,6 +324,25 @@ class VLLMBase(TextEngineBase, abc.ABC):
     @abc.abstractmethod
     def _complete(self, ids: list[int], sampling: Any) -> Any:
         """Run one request alone; returns its final output."""
+
+
+def pair_of(output: Any, probe: Probe, *, dtype: torch.dtype) -> ChecksumPair:
+    """Mean log-probs of a text by the trained module and by vLLM, whose `output` has those of its
+    prompt.
+    """
+    ids, expected = probe
+    found = np.mean(
+        [
+            entry[token].logprob
+            for token, entry in zip(ids[1:], output.prompt_logprobs[1:], strict=True)
+        ]
+    )
+    return ChecksumPair(trained=expected, acting=float(found), tolerance=PROBE_TOLERANCE[dtype])
+
+
+def require_same_log_prob(output: Any, probe: Probe, *, dtype: torch.dtype) -> None:
+    """Raise InvariantError unless the two of `pair_of` agree."""
+    _require_agreement(pair_of(output, probe, dtype=dtype), "weights that give a text the log-prob")
 
 
 def _require_agreement(pair: ChecksumPair, what: str) -> None:
