@@ -180,8 +180,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
         """Replace vLLM's weights; returns checksums of its workers and the log-probs of a probe.
 
-        Cached prefixes of the old weights are dropped. No request may be running. A sharded module
-        runs on all ranks, which take weights at the same time. See `ActingWeights`.
+        Cached prefixes of the old weights are dropped. No request may be running. See
+        `ActingWeights`.
 
         Raises:
             InvariantError: A request is running, so that the cached prefixes stay.
@@ -194,6 +194,13 @@ class VLLMBase(TextEngineBase, abc.ABC):
                 "when new weights arrived: a workflow must await every answer before its episode "
                 "ends."
             )
+        return [*pairs, self._probe()]
+
+    def _probe(self) -> ChecksumPair:
+        """Mean log-prob of a fixed text, by the trained module and by vLLM.
+
+        A sharded module runs on all ranks; all of them take weights at the same time.
+        """
         ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=self.longest)
         expected = trained_log_prob(
             self.model,
@@ -202,8 +209,8 @@ class VLLMBase(TextEngineBase, abc.ABC):
             compute_dtype=self.dtype,
             device=self.device,
         )
-        probe = ids, expected
-        return [*pairs, pair_of(self._complete(ids, self._scoring()), probe, dtype=self.dtype)]
+        output = self._complete(ids, self._scoring())
+        return pair_of(output, (ids, expected), dtype=self.dtype)
 
     def replace_weights(
         self, weights: Iterable[Rows], *, version: int, probe: Probe | None = None
