@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from siirl.dag_worker.separate.exchange_messages import LOST, Bucket, PublishedWeights, Weights
+from siirl.engine.training.saved_state import saved_weights
 from siirl.engine.training.weight_buckets import Entry
 from siirl.engine.training.weight_sync import VersionedEngine
 from siirl.errors import InvariantError
@@ -44,7 +45,7 @@ class SecondCopy:
         self.acting: Weights | None = None
         """The weights that act; None before the first arrival."""
         self.steps_of_versions: dict[int, int] = {}
-        self._own = _kept_tensors(module)
+        self._own = saved_weights(module)
         self._spare = {name: torch.empty_like(tensor.data) for name, tensor in self._own.items()}
         # the buckets of frozen weights that each of the two has, with their checksum
         self._own_frozen: tuple[tuple[Bucket, ...], int] | None = None
@@ -120,7 +121,7 @@ class StoredCopy:
         self.acting: Weights | None = None
         """See `SecondCopy`."""
         self.steps_of_versions: dict[int, int] = {}
-        self._needed = _kept_tensors(engine.model).keys()
+        self._needed = saved_weights(engine.model).keys()
         self._frozen_buckets: tuple[Bucket, ...] = ()
         self._frozen, self._changing = _HeldRows(()), _HeldRows(())
 
@@ -154,13 +155,6 @@ class _HeldRows:
             digest.add(part)
             self.by_name[part.name].append(part)
         self.checksum = digest.value
-
-
-def _kept_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Weights and buffers of a checkpoint; a tied weight appears once."""
-    kept = module.state_dict().keys()
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    return {name: tensor for name, tensor in tensors if name in kept}
 
 
 def _fetched(line: "ExchangeLine", buckets: Iterable[Bucket], *, step: int) -> Iterator[Rows]:
