@@ -99,13 +99,16 @@ class AsyncVLLMEngine(VLLMBase):
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
+        self._check_verified()
+        if self.verification is not None and not self.verification.done():
+            self.verification.cancel()  # the new weights would score its text
+        self.verification = None
         self._wait(self.vllm.pause_generation(mode="keep", clear_cache=False))
         yield
         self._wait(self.vllm.resume_generation())
 
     def _verify(self, probe: Probe) -> None:
         """See `VLLMBase`, beside the requests: vLLM computes their keys and values first."""
-        self._check_verified()
         self.verification = asyncio.run_coroutine_threadsafe(self._compare(probe), self.loop)
 
     async def _compare(self, probe: Probe) -> None:
