@@ -27,7 +27,7 @@ from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.text_workflow import make_text_workflow
 from siirl.engine.rollout.vllm.async_vllm_engine import AsyncVLLMEngine
 from siirl.engine.rollout.vllm.vllm_engine import VLLMEngine
-from siirl.engine.rollout.vllm.vllm_probe import Probe, probe_text, trained_log_prob
+from siirl.engine.rollout.vllm.vllm_probe import Probe, trained_probe
 from siirl.engine.rollout.vllm.vllm_settings import text_length
 from siirl.engine.training.batch_cuts import PrefixGrouping
 from siirl.engine.training.collectives import Collectives
@@ -120,10 +120,10 @@ class TextBuilder(RankBuilder):
         calls it.
         """
         longest = text_length(model_length=module.max_length, longest_text=self.longest_text)
-        ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=longest)
-        return ids, trained_log_prob(
+        return trained_probe(
             module,
-            ids,
+            vocab_size=self.tokenizer.vocab_size,
+            longest=longest,
             temperature=self.config.actor_rollout_ref.rollout.temperature,
             compute_dtype=self.compute_dtype or torch.float32,
             device=self.device,

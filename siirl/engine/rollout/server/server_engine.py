@@ -41,7 +41,7 @@ from siirl.engine.rollout.server.handshake import call_workers, shake_hands, wor
 from siirl.engine.rollout.server.seed_check import check_seeds
 from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 from siirl.engine.rollout.text_engine_base import TextEngineBase
-from siirl.engine.rollout.vllm.vllm_probe import has_weights, loadable, probe_text, trained_log_prob
+from siirl.engine.rollout.vllm.vllm_probe import has_weights, loadable, trained_probe
 from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOLERANCE
 from siirl.engine.training.weight_buckets import BUCKET_BYTES, WeightTransport, send
 from siirl.engine.training.weight_sync import ChecksumPair
@@ -274,8 +274,14 @@ class ServerEngine(TextEngineBase):
             self.refusal = str(error)
             for _ in remaining:
                 pass
-        ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=self.longest)
-        expected = self._trained_log_prob(ids)  # on all ranks, if the module is sharded
+        ids, expected = trained_probe(  # on all ranks, if the module is sharded
+            self.model,
+            vocab_size=self.tokenizer.vocab_size,
+            longest=self.longest,
+            temperature=self.temperature,
+            compute_dtype=self.dtype,
+            device=self.device,
+        )
         if self.refusal:
             return None
         try:
@@ -332,15 +338,6 @@ class ServerEngine(TextEngineBase):
         )
         self._on_workers("siirl_set_temperature", str(self.temperature))
         self.draws_by_seed = True
-
-    def _trained_log_prob(self, ids: list[int]) -> float:
-        return trained_log_prob(
-            self.model,
-            ids,
-            temperature=self.temperature,
-            compute_dtype=self.dtype,
-            device=self.device,
-        )
 
     async def _scored(self, ids: list[int]) -> list[float]:
         body = scoring_body(ids, model=self.served_model)

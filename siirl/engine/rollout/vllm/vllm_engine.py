@@ -25,13 +25,7 @@ import torch
 from siirl.engine.rollout.admission import EMPTY_RESPONSE, PendingRequest
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.text_engine_base import InProcessTextEngine, TextEngineBase
-from siirl.engine.rollout.vllm.vllm_probe import (
-    Probe,
-    has_weights,
-    loadable,
-    probe_text,
-    trained_log_prob,
-)
+from siirl.engine.rollout.vllm.vllm_probe import Probe, has_weights, loadable, trained_probe
 from siirl.engine.rollout.vllm.vllm_settings import (
     PROBE_TOLERANCE,
     engine_settings,
@@ -201,16 +195,15 @@ class VLLMBase(TextEngineBase, abc.ABC):
 
         A sharded module runs on all ranks; all of them take weights at the same time.
         """
-        ids = probe_text(vocab_size=self.tokenizer.vocab_size, longest=self.longest)
-        expected = trained_log_prob(
+        probe = trained_probe(
             self.model,
-            ids,
+            vocab_size=self.tokenizer.vocab_size,
+            longest=self.longest,
             temperature=self.temperature,
             compute_dtype=self.dtype,
             device=self.device,
         )
-        output = self._complete(ids, self._scoring())
-        return pair_of(output, (ids, expected), dtype=self.dtype)
+        return pair_of(self._complete(probe[0], self._scoring()), probe, dtype=self.dtype)
 
     def replace_weights(
         self, weights: Iterable[Rows], *, version: int, probe: Probe | None = None
@@ -235,8 +228,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
 
     def _verify(self, probe: Probe) -> None:
         """Compare vLLM's log-prob of a text with that of the trained module."""
-        ids, _ = probe
-        require_same_log_prob(self._complete(ids, self._scoring()), probe, dtype=self.dtype)
+        require_same_log_prob(self._complete(probe[0], self._scoring()), probe, dtype=self.dtype)
 
     def _load(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
         """Bring all weights to the workers; returns checksums of what was sent and what arrived."""

@@ -33,6 +33,24 @@ def probe_text(*, vocab_size: int, longest: int) -> list[int]:
     return ids
 
 
+def trained_probe(
+    model: Any,
+    *,
+    vocab_size: int,
+    longest: int,
+    temperature: float,
+    compute_dtype: torch.dtype,
+    device: torch.device,
+) -> Probe:
+    """The fixed text and its log-prob by the trained module; see `probe_text` and
+    `trained_log_prob`.
+    """
+    ids = probe_text(vocab_size=vocab_size, longest=longest)
+    return ids, trained_log_prob(
+        model, ids, temperature=temperature, compute_dtype=compute_dtype, device=device
+    )
+
+
 def trained_log_prob(
     model: Any,
     ids: list[int],
