@@ -48,11 +48,11 @@ def training_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:
 
 
 def trains_sharded(trainer: TrainingArguments, dag: DagArguments) -> bool:
-    """Whether ranks shard the training, or may do so because the number of training ranks is
-    open.
+    """Whether training is sharded, also by a group of one rank, or may be because the number of
+    training ranks is open.
     """
     is_open = separate(dag) and dag.groups.get("train") is None
-    return is_open or training_ranks(trainer, dag) > 1
+    return is_open or training_ranks(trainer, dag) > 1 or trainer.force_process_group
 
 
 def rollout_ranks(trainer: TrainingArguments, dag: DagArguments) -> int:

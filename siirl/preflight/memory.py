@@ -106,6 +106,7 @@ def training_memory(
         *_processes(config, env_spec),
         *(_left_by_gpus if on_gpu else _trained)(config, models=models),
         *_vllm(config, on_gpu=on_gpu),
+        *_published(config),
         ("images", episodes_of_training(config).count * images),
     )
 
@@ -131,9 +132,31 @@ def _vllm(config: SiiRLArguments, *, on_gpu: bool) -> Parts:
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     if rollout.name != VLLM:
         return ()
-    width = BYTES_PER_PARAMETER if model.dtype == "float32" else HALF_BYTES_PER_PARAMETER
-    held = 0.0 if on_gpu else rollout.kv_cache_gib * sizes.GIB + width * policy_parameters(model)
+    weights = _compute_width(model) * policy_parameters(model)
+    held = 0.0 if on_gpu else rollout.kv_cache_gib * sizes.GIB + weights
     return (("vLLM", sizes.rollout_ranks(config.trainer, config.dag) * (VLLM_BYTES + held)),)
+
+
+def _published(config: SiiRLArguments) -> Parts:
+    """Weights in Ray's object store for separate rollout ranks: frozen ones once, and those that
+    change for each step that may act, and for the next
+    (`siirl.dag_worker.separate.published_weights`).
+    """
+    policy, trainer, dag = config.actor_rollout_ref, config.trainer, config.dag
+    if not sizes.separate(dag):
+        return ()
+    steps = 1 if sizes.streams(trainer, dag, policy.rollout) else 1 + trainer.max_staleness
+    parameters = policy_parameters(policy.model)
+    changing = _changing_parameters(policy.model, models=1)
+    stored = parameters - changing + (steps + 1) * changing
+    narrow = sizes.trains_sharded(trainer, dag) or policy.rollout.name == VLLM
+    width = _compute_width(policy.model) if narrow else BYTES_PER_PARAMETER
+    return (("weights for rollout ranks", float(width * stored)),)
+
+
+def _compute_width(model: ModelArguments) -> int:
+    """Bytes of a weight in the type of the passes."""
+    return BYTES_PER_PARAMETER if model.dtype == "float32" else HALF_BYTES_PER_PARAMETER
 
 
 def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
@@ -153,8 +176,8 @@ def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
     )
     rollout = policy.rollout
     sleeps = rollout.name == VLLM and rollout.sleep and not sizes.separate(config.dag)
-    width = BYTES_PER_PARAMETER if policy.model.dtype == "float32" else HALF_BYTES_PER_PARAMETER
-    asleep = sleeps * sizes.ranks(config.trainer) * PINNED_ROUNDING * width * parameters
+    rounded = PINNED_ROUNDING * _compute_width(policy.model) * parameters
+    asleep = sleeps * sizes.ranks(config.trainer) * rounded
     parts = (
         ("a checkpoint in writing", float(copied)),
         ("offloaded", float(offloaded)),
@@ -216,6 +239,7 @@ REMEDIES = {
     "to false",
     "vLLM asleep": "leave vLLM's weights on the GPU, actor_rollout_ref.rollout.sleep=false",
     "vLLM": "lower actor_rollout_ref.rollout.kv_cache_gib",
+    "rollout ranks": "train adapters (actor_rollout_ref.model.lora.rank)",
     "images": "lower data.train_batch_size or actor_rollout_ref.rollout.n",
     "policy": "use a smaller model, or train adapters (actor_rollout_ref.model.lora.rank)",
 }

@@ -176,10 +176,7 @@ MODEL_ROWS: tuple[Row, ...] = (
         ACTOR,
         ("reshard_after_forward", "reduce_once", "fsdp_size"),
         Reader(
-            lambda config: (
-                sizes.trains_sharded(config.trainer, config.dag)
-                or config.trainer.force_process_group
-            ),
+            lambda config: sizes.trains_sharded(config.trainer, config.dag),
             "by sharded training, and this job trains on one rank: leave it out.",
         ),
     ),

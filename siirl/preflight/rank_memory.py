@@ -102,7 +102,7 @@ def rank_memory(
         episode_steps=None if is_text(spec) else spec.max_episode_steps,
         ranks=ranks,
         episodes=ceil(sizes.slots(config.env, ranks=rollout_ranks) / rollout_ranks),
-        in_group=ranks > 1 or config.trainer.force_process_group,
+        in_group=sizes.trains_sharded(config.trainer, config.dag),
         needs_reference=sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm),
         rolls_out=not sizes.separate(config.dag),
     )

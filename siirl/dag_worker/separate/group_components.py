@@ -152,7 +152,7 @@ def acting_dtype(config: SiiRLArguments) -> torch.dtype | None:
     One rank trains under autocast, and several with weights that FSDP2 casts. vLLM has no autocast.
     """
     policy, trainer = config.actor_rollout_ref, config.trainer
-    sharded = sizes.training_ranks(trainer, config.dag) > 1 or trainer.force_process_group
+    sharded = sizes.trains_sharded(trainer, config.dag)
     return compute_dtype(policy.model) if sharded or policy.rollout.name == VLLM else None
 
 
