@@ -19,12 +19,17 @@ def _is_messages(value: Any) -> bool:
         and isinstance(entry.get("role"), str)
         and isinstance(entry.get("content"), str)
         and _is_log_probs(entry.get("log_probs", []))
+        and _is_versions(entry.get("policy_versions", []))
         for entry in value
     )
 
 
 def _is_log_probs(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _is_versions(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_count, value))
 
 
 def _is_maybe_number(value: Any) -> bool:

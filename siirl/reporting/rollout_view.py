@@ -59,7 +59,7 @@ def chat(row: Row) -> list[tuple[str, str]]:
 
 
 def footnote(row: Row) -> str:
-    """The truth, turns, tool calls, the tokens and their mean log-prob, and the id."""
+    """The truth, turns, tool calls, the tokens, their mean log-prob and versions, and the id."""
     log_probs = [value for turn in row.get("turns", ()) for value in turn.get("log_probs", ())]
     tokens = (
         f"{len(log_probs)} tokens, mean log-prob {sum(log_probs) / len(log_probs):.3f}"
@@ -70,7 +70,12 @@ def footnote(row: Row) -> str:
     calls = tool_calls(row)
     plural = "" if calls == 1 else "s"
     used = f"{calls} tool call{plural}" if calls else ""
-    version = f"policy version {row['policy_version']}"
+    oldest = row["policy_version"]
+    later = [value for turn in row.get("turns", ()) for value in turn.get("policy_versions", ())]
+    newest = max(later, default=oldest)
+    version = (
+        f"policy version {oldest}" if newest == oldest else f"policy versions {oldest} to {newest}"
+    )
     return ", ".join(filter(None, [truth, _turns(row), used, tokens, version, str(row["uid"])]))
 
 

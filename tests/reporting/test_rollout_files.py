@@ -130,7 +130,13 @@ def test_unwritable_folder_is_reported_with_the_remedy(tmp_path):
 def test_rollouts_are_shown_in_the_terminal(tmp_path, capsys):
     files = RolloutFiles(tmp_path / ROLLOUTS_FOLDER, count=ALL)
     turns = [
-        {"role": "assistant", "content": "[b]4[/b]", "tokens": [52], "log_probs": [-0.5]},
+        {
+            "role": "assistant",
+            "content": "[b]4[/b]",
+            "tokens": [52, 53],
+            "log_probs": [-0.25, -0.75],
+            "policy_versions": [5, 7],
+        },
         {"role": "tool", "content": "no such tool"},
     ]
     files.keep(
@@ -146,7 +152,7 @@ def test_rollouts_are_shown_in_the_terminal(tmp_path, capsys):
     assert "user: 1+2=" in shown
     assert "assistant: [b]4[/b]" in shown
     assert "tool: no such tool" in shown
-    assert "1 tokens, mean log-prob -0.500, policy version 5, bad" in shown
+    assert "2 tokens, mean log-prob -0.500, policy versions 5 to 7, bad" in shown
     assert "1 of 1 failed rollouts of step 8" in shown
     assert "good" not in shown
 
@@ -213,6 +219,7 @@ DAMAGES = [
     ({"seed": []}, "seed="),
     ({"turns": [{"role": "assistant"}]}, "turns="),
     ({"turns": [{"role": "a", "content": "b", "log_probs": ["c"]}]}, "turns="),
+    ({"turns": [{"role": "a", "content": "b", "policy_versions": [-1]}]}, "turns="),
     ({"prompt": 3}, "prompt=3"),
     ({"reward_parts": {"a": "b"}}, "reward_parts="),
 ]

@@ -78,17 +78,22 @@ class Dialogue:
         self.turns += [dict(entry) for entry in messages]
 
     def end_turn(self, text: str, start: int) -> None:
-        """End the model's turn, which began at token `start`."""
+        """End the model's turn, which began at token `start`.
+
+        Its record has the versions of its tokens if they are not all the oldest of the episode.
+        """
         self.texts.append(text)
         log_probs = [round(value, _LOG_PROB_DIGITS) for value in self.log_probs[start:]]
-        self.turns.append(
-            {
-                "role": "assistant",
-                "content": text,
-                "tokens": self.tokens[start:],
-                "log_probs": log_probs,
-            }
-        )
+        turn = {
+            "role": "assistant",
+            "content": text,
+            "tokens": self.tokens[start:],
+            "log_probs": log_probs,
+        }
+        versions = self.versions[len(self.versions) - len(log_probs) :]
+        if {*versions} - {min(self.versions, default=0)}:
+            turn["policy_versions"] = versions
+        self.turns.append(turn)
 
     def note(self, reward: float, info: Mapping[str, Any] | None) -> None:
         """Record the environment's reward and grading of the last turn, at the last token.
