@@ -5,12 +5,14 @@ import time
 from collections.abc import Collection, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
+from siirl.engine.rollout.vllm.vllm_probe import next_token_logits, trained_probe
+from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOLERANCE
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import (
@@ -24,11 +26,15 @@ from siirl.engine.training.weight_buckets import (
 from siirl.engine.training.weight_sync import WeightSync, acting_copy
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.shapes import QWEN_1_5B, SMALL
+from siirl.models.adapters import adapters_first
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.checksum import RunningChecksum, checksum
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.weight_rows import in_rows
 from siirl.params import OptimizerArguments
+
+if TYPE_CHECKING:  # imports Gymnasium
+    from siirl.engine.rollout.vllm.async_vllm_engine import AsyncVLLMEngine
 
 TINY_LM = "assets/tiny_lm"
 
@@ -126,8 +132,8 @@ def _receive(sender: Connection, device: torch.device) -> None:
 
 
 def to_vllm(trial: Trial) -> None:
-    """Weights of the shipped model reach vLLM's own process, before and after it has slept, and
-    vLLM answers with them.
+    """Weights of the shipped model reach vLLM's own process, before and after it has slept and
+    during an answer, and vLLM answers with them.
     """
     from siirl.engine.rollout.vllm.async_vllm_engine import AsyncVLLMEngine
 
@@ -145,6 +151,7 @@ def to_vllm(trial: Trial) -> None:
         kv_cache_gib=0.25,
         num_gpus=1,
         longest_text=64,
+        exchanges=True,
     )
     try:
         _sync(trial, model, acting=engine, engine=engine)
@@ -154,8 +161,45 @@ def to_vllm(trial: Trial) -> None:
         _sync(trial, model, acting=engine, engine=engine)
         request = GenerationRequest("1", tuple(b"12+30="), max_new_tokens=8, seed=(0, 0))
         require_whole(trial, asyncio.run(engine.agenerate(request)), tokenizer.stop_ids, most=8)
+        asyncio.run(_exchange(trial, engine))
     finally:
         engine.close()
+
+
+async def _exchange(trial: Trial, engine: "AsyncVLLMEngine") -> None:
+    """Replace vLLM's weights during an answer, from host memory as on a rollout rank; raise if
+    tokens after that have other log-probs than in training.
+    """
+    request = GenerationRequest("2", tuple(b"17+25="), max_new_tokens=48, seed=(0, 0))
+    running = asyncio.create_task(engine.agenerate(request))
+    await asyncio.sleep(0)  # vLLM gets the request
+    _change(engine.model)
+    weights = {name: weight.cpu() for name, weight in engine.model.state_dict().items()}
+    settings: dict[str, Any] = {
+        "temperature": engine.temperature,
+        "compute_dtype": engine.dtype,
+        "device": engine.device,
+    }
+    probe = trained_probe(
+        engine.model, vocab_size=engine.tokenizer.vocab_size, longest=engine.longest, **settings
+    )
+    begin = time.perf_counter()
+    engine.replace_weights(in_rows(adapters_first(weights)), version=1, probe=probe)
+    trial.note(exchange_seconds=time.perf_counter() - begin)
+    answer = await running
+    assert engine.verification is not None
+    engine.verification.result()
+    new = answer.versions == 1
+    trial.require(new.any(), "vLLM generated no token with weights that arrived during an answer")
+    ids = torch.tensor([[*request.input_ids, *answer.tokens]], device=engine.device)
+    logits = next_token_logits(engine.model, ids, compute_dtype=engine.dtype)
+    log_probs = torch.log_softmax(logits, dim=-1).gather(-1, ids[0, 1:, None])[-len(new) :, 0]
+    gap = abs(float(answer.log_probs[new].mean() - log_probs.cpu().numpy()[new].mean()))
+    trial.require(
+        gap <= PROBE_TOLERANCE[engine.dtype],
+        f"tokens after new weights have log-probs that differ by {gap:.3g} from training",
+    )
+    trial.note(tokens_of_new_weights=int(new.sum()), gap_after_exchange=gap)
 
 
 def require_whole(
@@ -188,11 +232,15 @@ def _sync(trial: Trial, model: LanguageModel, *, acting: object, engine: object)
         engine=engine,  # type: ignore[arg-type]
         ranks=OneProcess(),
     )
-    with torch.no_grad():
-        next(model.parameters()).add_(0.5)
+    _change(model)
     begin = time.perf_counter()
     sync.sync()
     trial.wait_for_device()
     seconds = time.perf_counter() - begin
     size = sum(weight.nbytes for weight in model.parameters())
     trial.note(trained_bytes=size, seconds=seconds, gb_per_s=size / seconds / 1e9)
+
+
+@torch.no_grad()
+def _change(model: LanguageModel) -> None:
+    next(model.parameters()).add_(0.5)

@@ -10,7 +10,7 @@ import torch
 from siirl.engine.rollout.generation import GenerationResponse
 from siirl.gpu_checks.check import CheckFailed, Trial
 from siirl.gpu_checks.pictures import frames
-from siirl.gpu_checks.weight_transfer import require_whole
+from siirl.gpu_checks.weight_transfer import require_whole, to_vllm
 
 END = 257
 
@@ -45,6 +45,15 @@ def test_a_gpu_without_a_device_of_egl_is_a_failure(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(CheckFailed, match="EGL has no device"):
         frames(trial(tmp_path))
+
+
+@pytest.mark.slow  # starts vLLM
+def test_weights_reach_vllm_also_during_an_answer(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    checked = Trial(torch.device("cpu"), ends_at=time.monotonic() + 1000, file=tmp_path / "figures")
+    to_vllm(checked)
+    assert checked.figures["tokens_of_new_weights"] > 0
+    assert checked.figures["gap_after_exchange"] < 1e-4
 
 
 def answer(*tokens: int) -> GenerationResponse:

@@ -134,6 +134,7 @@ class AsyncVLLMEngine(VLLMBase):
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join()
             self.loop.close()
+            self.vllm = None  # at the exit of Python its finaliser would fail
 
     async def _shut_down(self) -> None:
         """Stop vLLM, and let its tasks end, which asyncio otherwise reports as destroyed."""
