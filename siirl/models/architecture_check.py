@@ -11,22 +11,69 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 # For 16 bits: rounding changes a hidden state by a few percent, a leak between rows by as much as
 # its size.
 ROUGH_TOLERANCE = 0.1
+CHUNKED = frozenset(
+    {
+        "chunked_attention",  # Llama 4
+        "compressed_sparse_attention",  # DeepSeek V4
+        "heavily_compressed_attention",
+        "minimax_m3_sparse",
+    }
+)
+"""Kinds of layers that cut a row of the batch into chunks, whatever texts it holds. Chunks are
+longer than the few tokens of a test."""
 
 
 @torch.no_grad()
 def try_out(model: Any, source: str) -> None:
     """Test that logits equal hidden states times output weights, and that packed rows do not
-    attend to each other.
+    attend to each other; sets `LanguageModel.needs_mask` if that takes a mask.
 
     Raises:
         ConfigError: The head does more than a product, or packed rows attend to each other.
     """
     name = type(model.causal_lm).__name__
-    if "position_ids" not in inspect.signature(model.causal_lm.base_model.forward).parameters:
+    arguments = inspect.signature(model.causal_lm.base_model.forward).parameters.values()
+    if not any(each.name == "position_ids" or each.kind is each.VAR_KEYWORD for each in arguments):
         raise ConfigError(
             f"{source}: {name} takes no position_ids, which separate packed rows. Choose another "
             "architecture."
         )
+    chunked = CHUNKED & _layer_kinds(model)
+    if chunked:
+        raise ConfigError(
+            f"{source}: {name} has layers of {min(chunked)}, which cut a packed row into chunks "
+            "across its texts, so log-probs would be wrong. Choose an architecture whose layers "
+            "attend to single tokens."
+        )
+    if not _separates_rows(model):
+        model.needs_mask = True
+        try:
+            separates, takes_mask = _separates_rows(model), True
+        except Exception:  # noqa: BLE001 - a model's own code, for a mask that it may not expect
+            separates = takes_mask = False
+        if not separates:
+            raise ConfigError(
+                f"{source}: in {name} packed rows see each other, because "
+                f"{_cause(model.causal_lm, takes_mask=takes_mask)}. Log-probs would be wrong. "
+                "Choose an architecture with attention only, whose positions are position_ids."
+            )
+    ids_13 = torch.arange(1, 4)[None] % model.vocab_size
+    positions_13 = torch.arange(3)[None]
+    hidden = model(ids_13, positions_13)
+    logits = model.causal_lm(input_ids=ids_13, position_ids=positions_13, use_cache=False).logits
+    product = hidden @ model.output_weight.T
+    if model.output_bias is not None:
+        product = product + model.output_bias
+    if _relative_difference(product, logits) > TOLERANCE.get(hidden.dtype, ROUGH_TOLERANCE):
+        raise ConfigError(
+            f"{source}: the logits of {name} are not hidden states times output weights (they are "
+            "scaled or capped), but log-probs without full logits support only that product. "
+            "Choose another architecture."
+        )
+
+
+def _separates_rows(model: Any) -> bool:
+    """Whether two packed rows have the hidden states of each alone, on a few tokens."""
     ids_1S = torch.arange(1, 7)[None] % model.vocab_size
     positions_1S = torch.tensor([[0, 1, 2, 0, 1, 2]])
     together = model(ids_1S, positions_1S)
@@ -34,24 +81,14 @@ def try_out(model: Any, source: str) -> None:
         [model(ids_1S[:, row], positions_1S[:, row]) for row in (slice(0, 3), slice(3, 6))], dim=1
     )
     tolerance = TOLERANCE.get(alone.dtype, ROUGH_TOLERANCE)
-    if _relative_difference(together, alone) > tolerance:
-        raise ConfigError(
-            f"{source}: in {name} packed rows see each other (recurrent or convolutional layers "
-            "ignore position ids), so log-probs would be wrong. Choose an architecture with "
-            "attention only."
-        )
-    logits = model.causal_lm(
-        input_ids=ids_1S[:, :3], position_ids=positions_1S[:, :3], use_cache=False
-    ).logits
-    product = alone[:, :3] @ model.output_weight.T
-    if model.output_bias is not None:
-        product = product + model.output_bias
-    if _relative_difference(product, logits) > tolerance:
-        raise ConfigError(
-            f"{source}: the logits of {name} are not hidden states times output weights (they are "
-            "scaled or capped), but log-probs without full logits support only that product. "
-            "Choose another architecture."
-        )
+    return _relative_difference(together, alone) <= tolerance
+
+
+def _cause(causal_lm: Any, *, takes_mask: bool) -> str:
+    """Why not even a mask keeps packed rows apart."""
+    if takes_mask or causal_lm._is_stateful:
+        return "its layers pass on a state (recurrence, convolution or linear attention)"
+    return "it accepts no mask between them, only one of padding (as ALiBi in Bloom and Falcon)"
 
 
 @torch.no_grad()
@@ -64,10 +101,9 @@ def supports_masks(model: Any) -> bool:
     """
     config = model.config.get_text_config()
     has_window = getattr(config, "sliding_window", None) is not None
-    layer_types = set(getattr(config, "layer_types", None) or ())
     if (
         has_window
-        or layer_types - {"full_attention"}
+        or _layer_kinds(model) - {"full_attention"}
         or model.config._attn_implementation != "sdpa"
     ):
         return False
@@ -83,6 +119,10 @@ def supports_masks(model: Any) -> bool:
         <= tolerance
         for row in rows
     )
+
+
+def _layer_kinds(model: Any) -> set[str]:
+    return set(getattr(model.config.get_text_config(), "layer_types", None) or ())
 
 
 def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:

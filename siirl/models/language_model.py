@@ -4,7 +4,8 @@ hidden states.
 The scorer applies the model's head, because the logits of a whole batch are its largest tensor
 (`siirl.algos.linear_log_probs`). Weights keep their names in the Hugging Face model, so that
 `from_pretrained` reads the `model.safetensors` of a checkpoint. Rows are packed side by side and
-separated by their position ids. Both are tested on a few tokens when an architecture is loaded.
+separated by their position ids, or by a mask made from them if the architecture makes none (OPT,
+Falcon, gpt-oss). Both are tested on a few tokens when an architecture is loaded.
 
 The frozen model below LoRA adapters is the reference policy (`without_adapter`), so a KL needs no
 second copy in memory.
@@ -75,6 +76,11 @@ class LanguageModel(Adaptable):
 
     Tested when it is loaded.
     """
+    needs_mask: bool
+    """Whether it makes its attention mask without positions, so that packed rows need one.
+
+    Tested when it is loaded.
+    """
 
     def __init__(
         self, causal_lm: Any, *, lora: LoraArguments | None = None, vision_inputs: Any = None
@@ -88,6 +94,7 @@ class LanguageModel(Adaptable):
         self.lora = lora
         self.vision_inputs = vision_inputs
         self.shares_prompts = False
+        self.needs_mask = False
 
     @functools.cached_property
     def max_length(self) -> int:
@@ -126,6 +133,8 @@ class LanguageModel(Adaptable):
             if isinstance(attention_mask, LaneMask)
             else attention_mask
         )
+        if mask is None and cache is None and self.needs_mask:
+            mask = self._mask_between_rows(position_ids)
         inputs = {"input_ids": input_ids, "position_ids": position_ids}
         if self.vision_inputs is not None:
             inputs = self.vision_inputs.inputs(
@@ -138,6 +147,17 @@ class LanguageModel(Adaptable):
             use_cache=cache is not None,
         )
         return output.last_hidden_state
+
+    def _mask_between_rows(self, position_ids: torch.Tensor) -> Any:
+        """transformers' own mask for packed rows, one for each kind of layer (windows); None if
+        nothing is packed.
+        """
+        from transformers.masking_utils import create_masks_for_generate
+
+        states = torch.empty(  # of which only shape, type and device are read
+            (*position_ids.shape, 0), dtype=self.causal_lm.dtype, device=position_ids.device
+        )
+        return create_masks_for_generate(self.config, states, None, None, position_ids)
 
     @property
     def output_weight(self) -> torch.Tensor:
@@ -308,6 +328,7 @@ def load_language_model(
             else:
                 asked = LanguageModel(small, vision_inputs=vision_inputs)
         try_out(asked, source)
+        model.needs_mask = asked.needs_mask
         model.shares_prompts = supports_masks(asked)
     if gradient_checkpointing:
         recompute_activations(model)

@@ -25,6 +25,8 @@ FAMILIES = [
     ("Llama", {"shared": 2}),
     ("Llama", {"shared": 4, "attn_implementation": "eager"}),
     ("Mistral", {"shared": 2, "sliding_window": 8}),
+    ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    ("Falcon", {"alibi": False}),
     (
         "Qwen2",
         {"shared": 2, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},

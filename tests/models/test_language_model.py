@@ -9,12 +9,19 @@ import sys
 
 import pytest
 import torch
-from tiny_models import CONFIGS, SIZES, tiny_causal_lm
+from tiny_models import CONFIGS, SIZES, spread_causal_lm, tiny_causal_lm
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
+    BloomConfig,
+    DeepseekV4Config,
+    FalconConfig,
     Gemma2Config,
+    GptOssConfig,
     Lfm2Config,
+    Llama4TextConfig,
+    MptConfig,
+    OPTConfig,
     Qwen3Config,
     RwkvConfig,
 )
@@ -22,6 +29,7 @@ from transformers import (
 from siirl.errors import CheckpointError, ConfigError, InvariantError, MissingAssetError
 from siirl.models.language_model import LanguageModel, load_language_model, recompute_activations
 from siirl.models.pretrained import damage_named
+from siirl.models.weights import materialise
 
 USABLE = ("tied", "separate", "learnt positions", "biased head")
 IDS = torch.tensor([[5, 9, 2, 30, 7, 11]])
@@ -69,6 +77,38 @@ def test_rows_side_by_side_do_not_affect_each_other(kind, attention):
         for start, end in ((0, 2), (2, 3), (3, 6))
     ]
     torch.testing.assert_close(together, torch.cat(alone, dim=1))
+
+
+FALCON = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+WITHOUT_POSITIONS = {
+    "OPT": OPTConfig(**SIZES, ffn_dim=24, word_embed_proj_dim=16),
+    "Falcon": FalconConfig(**FALCON),
+    "Falcon's new decoder": FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=1),
+    "gpt-oss with windows": GptOssConfig(**SIZES, **EXPERTS, sliding_window=2),
+    "MPT with ALiBi": MptConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=2, max_seq_len=64),
+}
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("kind", WITHOUT_POSITIONS)
+def test_rows_are_kept_apart_by_a_mask_where_a_model_makes_none_from_positions(
+    kind, weights, tmp_path
+):
+    spread_causal_lm(WITHOUT_POSITIONS[kind]).save_pretrained(tmp_path)
+    model = load_language_model(tmp_path, weights=weights)
+    assert model.needs_mask
+    materialise(model, torch.device("cpu"))
+    together = model(IDS, SIDE_BY_SIDE)
+    alone = [
+        model.causal_lm.base_model(IDS[:, start:end]).last_hidden_state
+        for start, end in ((0, 2), (2, 3), (3, 6))
+    ]
+    torch.testing.assert_close(together, torch.cat(alone, dim=1))
+
+
+def test_a_model_that_keeps_rows_apart_by_itself_gets_no_mask(saved):
+    assert not load_language_model(saved).needs_mask
 
 
 def test_weights_have_the_names_of_transformers():
@@ -295,7 +335,7 @@ def test_another_model_than_a_causal_language_model_is_refused(tmp_path, descrip
 
 @pytest.mark.parametrize(
     ("kind", "told"),
-    [("capped logits", "they are scaled or capped"), ("recurrent", "takes no position_ids")],
+    [("capped logits", "they are scaled or capped"), ("recurrent", "its layers pass on a state")],
 )
 def test_an_architecture_unknown_to_training_is_refused(kind, told, tmp_path):
     tiny_causal_lm(kind).save_pretrained(tmp_path)
@@ -311,13 +351,32 @@ PLANNED = {
     ),
     "short convolutions": (
         Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
-        "packed rows see each other",
+        "packed rows see each other, because its layers pass on a state",
     ),
     "state spaces": (
         BambaConfig(**SIZES, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=4),
-        "packed rows see each other",
+        "packed rows see each other, because its layers pass on a state",
     ),
-    "no small form": (RwkvConfig(vocab_size=40, hidden_size=16), "takes no position_ids"),
+    "positions from the padding": (
+        BloomConfig(vocab_size=40, hidden_size=16, n_layer=1, n_head=2),
+        "packed rows see each other, because it accepts no mask between them",
+    ),
+    "positions from the padding, beside position_ids": (
+        FalconConfig(**FALCON, alibi=True),
+        "packed rows see each other, because it accepts no mask between them",
+    ),
+    "chunks": (
+        Llama4TextConfig(**SIZES, **EXPERTS, intermediate_size_mlp=24),
+        "layers of chunked_attention, which cut a packed row",
+    ),
+    "compressed chunks": (
+        DeepseekV4Config(**SIZES, **EXPERTS, moe_intermediate_size=8),
+        "layers of heavily_compressed_attention, which cut a packed row",
+    ),
+    "no small form": (
+        RwkvConfig(vocab_size=40, hidden_size=16),
+        "packed rows see each other, because its layers pass on a state",
+    ),
 }
 
 
@@ -340,6 +399,14 @@ def test_a_model_whose_rows_see_each_other_is_refused(saved, monkeypatch):
 
     monkeypatch.setattr(Qwen3Attention, "forward", heedless)
     with pytest.raises(ConfigError, match="packed rows see each other"):
+        load_language_model(saved)
+
+
+def test_a_model_that_can_be_given_no_positions_is_refused(saved, monkeypatch):
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
+
+    monkeypatch.setattr(Qwen3Model, "forward", lambda self, input_ids, attention_mask=None: None)
+    with pytest.raises(ConfigError, match="takes no position_ids"):
         load_language_model(saved)
 
 

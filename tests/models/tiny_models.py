@@ -47,13 +47,15 @@ CONFIGS = {
 
 
 def tiny_causal_lm(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-    """A model of one of the `CONFIGS`, in evaluation mode.
+    """A model of one of the `CONFIGS`; see `spread_causal_lm`."""
+    return spread_causal_lm(CONFIGS[kind](), seed=seed, dtype=dtype)
 
-    Its weights are large enough that tokens give different outputs.
-    """
+
+def spread_causal_lm(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """A model in evaluation mode, with weights so large that tokens give different outputs."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(CONFIGS[kind](), dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
         with torch.no_grad():
             for weight in model.parameters():
                 weight.add_(0.3 * torch.randn_like(weight))
