@@ -1,11 +1,15 @@
 """Tests on a few tokens whether training supports the architecture of a `LanguageModel`."""
 
 import inspect
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from siirl.errors import ConfigError
+from siirl.models.lane_attention import LaneMask, attend_in_lanes
+from siirl.params.packages import has_compilers
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 # For 16 bits: rounding changes a hidden state by a few percent, a leak between rows by as much as
@@ -97,7 +101,8 @@ def supports_masks(model: Any) -> bool:
 
     Models with a sliding window get False without a test: the window is longer than these tokens,
     and a custom mask would lose it. So do attention functions other than torch's, which take other
-    masks.
+    masks. If passes use a GPU's block masks, these are tested too, on the CPU: GPT-2 and Falcon
+    accept dense ones only.
     """
     config = model.config.get_text_config()
     has_window = getattr(config, "sliding_window", None) is not None
@@ -109,16 +114,47 @@ def supports_masks(model: Any) -> bool:
         return False
     ids_S = torch.arange(1, 8) % model.vocab_size  # three of the prompt, then two answers of two
     positions_S = torch.tensor([0, 1, 2, 3, 4, 3, 4])
-    sees_SS = torch.ones(7, 7, dtype=torch.bool).tril()
-    sees_SS[5:, 3:5] = False
-    together = model(ids_S[None], positions_S[None], sees_SS[None, None])[0]
-    rows = (torch.tensor([0, 1, 2, 3, 4]), torch.tensor([0, 1, 2, 5, 6]))
-    tolerance = TOLERANCE.get(together.dtype, ROUGH_TOLERANCE)
-    return all(
-        _relative_difference(together[row], model(ids_S[None, row], positions_S[None, row])[0])
-        <= tolerance
-        for row in rows
+    prompt = 2
+    lanes = LaneMask(
+        owner_LS=torch.tensor([[prompt, prompt, prompt, 0, 0, 1, 1]]),
+        prefix_LS=torch.full((1, 7), prompt),
+        shared=True,
     )
+    rows = (torch.tensor([0, 1, 2, 3, 4]), torch.tensor([0, 1, 2, 5, 6]))
+    alone = [model(ids_S[None, row], positions_S[None, row])[0] for row in rows]
+
+    def agrees(mask: Any) -> bool:
+        together = model(ids_S[None], positions_S[None], mask)[0]
+        tolerance = TOLERANCE.get(together.dtype, ROUGH_TOLERANCE)
+        return all(
+            _relative_difference(together[row], expected) <= tolerance
+            for row, expected in zip(rows, alone, strict=True)
+        )
+
+    if not agrees(lanes.dense_L1SS()):
+        return False
+    return not uses_blocks() or _takes_blocks(model, lambda: agrees(lanes.blocks()))
+
+
+def uses_blocks() -> bool:
+    """Whether passes of this process use block masks; see `LaneMask.for_model`."""
+    return torch.cuda.is_available() and has_compilers(gpu=True)
+
+
+def _takes_blocks(model: Any, agrees: Callable[[], bool]) -> bool:
+    """Whether a model `agrees` with `siirl.models.lane_attention.attend`; it keeps its own."""
+    if not model.causal_lm._can_set_attn_implementation():
+        return False
+    own = model.config._attn_implementation
+    attend_in_lanes(model.causal_lm)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+            return agrees()
+    except Exception:  # noqa: BLE001 - a model's own code, for a mask that it may not expect
+        return False
+    finally:
+        model.causal_lm.set_attn_implementation(own)
 
 
 def _layer_kinds(model: Any) -> set[str]:

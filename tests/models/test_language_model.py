@@ -457,6 +457,26 @@ def test_a_model_that_ignores_the_mask_shares_no_prompts(saved, monkeypatch):
     assert not load_language_model(saved).shares_prompts
 
 
+@pytest.mark.parametrize(
+    ("config", "shares"),
+    [
+        (Qwen3Config(**SIZES), True),
+        (CONFIGS["learnt positions"](), False),  # reads the number of axes of its mask
+        (FalconConfig(**FALCON), False),  # calls torch's function by itself
+    ],
+    ids=["Qwen3", "GPT-2", "Falcon"],
+)
+def test_on_a_gpu_a_model_shares_prompts_if_it_takes_block_masks(
+    config, shares, tmp_path, monkeypatch
+):
+    spread_causal_lm(config).save_pretrained(tmp_path)
+    assert load_language_model(tmp_path).shares_prompts  # a CPU uses dense masks
+    monkeypatch.setattr("siirl.models.architecture_check.uses_blocks", lambda: True)
+    model = load_language_model(tmp_path)
+    assert model.shares_prompts == shares
+    assert model.config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize("lack", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
 def test_a_lack_of_memory_is_not_reported_as_damaged_files(lack):
     with pytest.raises(type(lack)), damage_named("folder", "config.json"):
