@@ -98,9 +98,21 @@ class LanguageModel(Adaptable):
 
     @functools.cached_property
     def max_length(self) -> int:
-        """Largest number of tokens of a prompt with its continuation."""
+        """Largest number of tokens of a prompt with its continuation.
+
+        With longrope (Phi-3) it is the original context: a longer row would change the frequencies
+        of the rows packed with it.
+        """
         sizes = self.config.get_text_config().to_dict()
-        return next((int(sizes[key]) for key in LENGTH_KEYS if sizes.get(key)), NO_LIMIT)
+        longest = next((int(sizes[key]) for key in LENGTH_KEYS if sizes.get(key)), NO_LIMIT)
+        rope = sizes.get("rope_parameters") or {}
+        kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+        original = [
+            int(kind["original_max_position_embeddings"])
+            for kind in kinds
+            if kind.get("rope_type") == "longrope"
+        ]
+        return min([longest, *original])
 
     @property
     def vocab_size(self) -> int:

@@ -22,6 +22,7 @@ from transformers import (
     Llama4TextConfig,
     MptConfig,
     OPTConfig,
+    Phi3Config,
     Qwen3Config,
     RwkvConfig,
 )
@@ -136,6 +137,26 @@ def test_a_copy_has_separate_weights():
 @pytest.mark.parametrize(("kind", "length"), [("tied", 64), ("learnt positions", 32)])
 def test_the_length_is_the_architectures(kind, length):
     assert LanguageModel(tiny_causal_lm(kind)).max_length == length
+
+
+def test_a_context_that_longrope_extends_ends_where_frequencies_change():
+    """Beyond, a row would change the hidden states of the rows packed with it."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [8.0] * 4,
+        "original_max_position_embeddings": 8,
+    }
+    config = Phi3Config(**SIZES, original_max_position_embeddings=8, rope_parameters=rope)
+    model = LanguageModel(spread_causal_lm(config))
+    assert model.max_length == 8
+    short = torch.arange(3)
+    alone = model(torch.arange(1, 4)[None], short[None])[0]
+    for length, unchanged in ((8, True), (9, False)):
+        positions = torch.cat([short, torch.arange(length)])[None]
+        together = model(torch.arange(1, 4 + length)[None], positions)[0, :3]
+        assert torch.allclose(together, alone, atol=1e-4) == unchanged
 
 
 def test_activations_that_are_computed_again_give_the_same_gradient():
