@@ -8,7 +8,6 @@ debugger, without importing Ray.
 import logging
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -89,7 +88,7 @@ def run_on_ray(
     supervision = Supervision(
         vitals, post=post, ranks=layout.ranks, limit_s=hang_s, folder=stacks_folder
     )
-    actors: list[Any] = []
+    actors: dict[int, Any] = {}
 
     def start(rank: int, make: Make) -> Any:
         replaceable = replacement is not None and rank in replacement.ranks
@@ -97,8 +96,10 @@ def run_on_ray(
         actor = _actor_class(rank_class).options(
             num_gpus=layout.gpus_of_rank(rank), scheduling_strategy=placement.of_rank(rank)
         )
-        actors.append(actor.remote(make, rank, post))
-        return actors[-1]
+        if rank in actors:  # its process may live, without its engine's
+            ray.kill(actors[rank])
+        actors[rank] = actor.remote(make, rank, post)
+        return actors[rank]
 
     try:
         first = [start(rank, make) for rank in range(layout.ranks)]
@@ -114,7 +115,7 @@ def run_on_ray(
         )
         yield from _merge(streams, supervision, replacements)
     finally:
-        for actor in actors:
+        for actor in actors.values():
             ray.kill(actor)
         if not vitals.lost:
             # otherwise Ray would wait for an answer until its C++ ends this process
@@ -167,17 +168,25 @@ class _Replacements:
         self._has_room = has_room
         self._deaths: Counter[int] = Counter()
 
-    def take_place_of(self, rank: int, error: Exception) -> Any | None:
-        """The stream of the process that replaces `rank`; None if it may not be replaced."""
+    def take_place_of(self, rank: int, cause: str) -> Any | None:
+        """The stream of the process that replaces `rank`, which `cause` ended; None if it may not
+        be replaced.
+        """
         replacement = self._replacement
         if replacement is None or rank not in replacement.ranks:
             return None
         self._deaths[rank] += 1
-        if self._deaths[rank] > replacement.at_most or not self._has_room():
+        if self._deaths[rank] > replacement.at_most:
+            logger.warning(
+                "The process of rank %d died (%s) after %d replacements: the run ends.",
+                rank,
+                cause,
+                replacement.at_most,
+            )
             return None
-        logger.warning(
-            "The process of rank %d died (%s) and is replaced.", rank, stated_cause(error)
-        )
+        if not self._has_room():
+            return None
+        logger.warning("The process of rank %d died (%s) and is replaced.", rank, cause)
         replacement.died(rank)
         return self._start(rank)
 
@@ -199,18 +208,33 @@ def _merge(
             item = ray.get(next(ready[0]))
         except StopIteration:
             running.remove(ready[0])
-        except RayTaskError as error:
-            if not isinstance(error.cause, SiirlError):
-                _explain_by_a_death(running, streams, supervision.vitals)
-            raise error.cause from error
-        except RayActorError as error:
+        except (RayTaskError, RayActorError) as error:
             rank = streams.index(ready[0])
-            other = replacements.take_place_of(rank, error)
-            if other is None:
+            other = _replaced(rank, error, replacements)
+            if other is not None:
+                running[running.index(ready[0])] = streams[rank] = other
+            elif isinstance(error, RayActorError):
                 raise _died(rank, error, supervision.vitals) from error
-            running[running.index(ready[0])] = streams[rank] = other
+            else:
+                if not isinstance(error.cause, SiirlError):
+                    _explain_by_a_death(running, streams, supervision.vitals)
+                raise error.cause from error
         else:
             yield item
+
+
+def _replaced(rank: int, error: Exception, replacements: _Replacements) -> Any | None:
+    """The stream of another process for a rank that died, or whose engine's process did; None if it
+    is not replaced.
+    """
+    from ray.exceptions import RayActorError
+
+    if isinstance(error, RayActorError):
+        return replacements.take_place_of(rank, stated_cause(error))
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, EngineDied):
+        return replacements.take_place_of(rank, str(cause).rstrip("."))
+    return None
 
 
 def _explain_by_a_death(running: list[Any], streams: list[Any], vitals: Vitals) -> None:
@@ -317,14 +341,6 @@ class _Rank:
 
 
 class _ReplaceableRank(_Rank):
-    """A rank that is replaced if it dies, or if the process of its engine does; its title shows in
-    `ps`.
+    """A rank that is replaced if it dies, or if the process of its engine does (`EngineDied`); its
+    title shows in `ps`.
     """
-
-    def run(self, init_method: str) -> Iterator[Any]:
-        """See `_Rank`."""
-        try:
-            yield from super().run(init_method)
-        except EngineDied as error:
-            print(error, file=sys.stderr, flush=True)
-            os._exit(1)

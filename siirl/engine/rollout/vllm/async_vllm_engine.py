@@ -34,6 +34,8 @@ class AsyncVLLMEngine(VLLMBase):
 
     verification: concurrent.futures.Future[None] | None = None
     """Compares the weights of the last exchange with training; None before the first."""
+    dropped = False
+    """Whether the verification before it was dropped."""
 
     def _start(self, settings: dict[str, Any]) -> None:
         if self.admission.lockstep:
@@ -99,10 +101,7 @@ class AsyncVLLMEngine(VLLMBase):
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        self._check_verified()
-        if self.verification is not None and not self.verification.done():
-            self.verification.cancel()  # the new weights would score its text
-        self.verification = None
+        self._end_verification()
         self._wait(self.vllm.pause_generation(mode="keep", clear_cache=False))
         yield
         self._wait(self.vllm.resume_generation())
@@ -114,6 +113,19 @@ class AsyncVLLMEngine(VLLMBase):
     async def _compare(self, probe: Probe) -> None:
         output = await self._output(probe[0], self._scoring())
         require_same_log_prob(output, probe, dtype=self.dtype)
+
+    def _end_verification(self) -> None:
+        """Before new weights, which would score its text: drop a verification that still waits for
+        room beside the requests, or await it if the one before was dropped.
+        """
+        verification, self.verification = self.verification, None
+        if verification is None:
+            return
+        self.dropped = not self.dropped and not verification.done()
+        if self.dropped:
+            verification.cancel()
+        else:
+            self._result(verification)
 
     def _check_verified(self) -> None:
         """Raise the error of the last verification, if it has ended with one."""
@@ -146,7 +158,9 @@ class AsyncVLLMEngine(VLLMBase):
             await asyncio.wait(tasks, timeout=TASKS_END_S)
 
     def _wait(self, work: Any) -> Any:
-        answer = asyncio.run_coroutine_threadsafe(work, self.loop)
+        return self._result(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+    def _result(self, answer: concurrent.futures.Future[Any]) -> Any:
         while not answer.done():
             concurrent.futures.wait([answer], timeout=CHECK_S)
             if self.vllm.errored and not answer.done():
@@ -171,8 +185,11 @@ class AsyncVLLMEngine(VLLMBase):
 
     async def _output(self, ids: list[int], sampling: Any) -> Any:
         output = None
-        async for output in self.vllm.generate(
-            {"prompt_token_ids": ids}, sampling, self._next_id()
-        ):
-            pass
+        try:
+            async for output in self.vllm.generate(
+                {"prompt_token_ids": ids}, sampling, self._next_id()
+            ):
+                pass
+        except self.dead_error as error:
+            raise EngineDied(DIED) from error
         return output
