@@ -248,8 +248,7 @@ def _needs(
         memory_parts=training_memory(config, spec, models=models, on_gpu=on_gpu),
         rank_memory=rank_memory(config, spec, with_critic=has_critic) if on_gpu else None,
         disk_bytes=disk_bytes(
-            config.trainer,
-            config.actor_rollout_ref.model,
+            config,
             models=models,
             trajectories=plays
             * sizes.trajectories_per_step(config.data, config.actor_rollout_ref.rollout),

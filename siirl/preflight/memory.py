@@ -114,16 +114,14 @@ def training_memory(
 def _trained(config: SiiRLArguments, *, models: int) -> Parts:
     """Training memory of ranks on CPUs."""
     policy = config.actor_rollout_ref
-    adapters = policy.model.lora.rank > 0
-    frozen = int(adapters) + int(
-        sizes.needs_reference(policy.actor, config.algorithm)
-        and (policy.ref.path is not None or not adapters)
+    reference = sizes.needs_reference(policy.actor, config.algorithm) and (
+        policy.ref.path is not None or policy.model.lora.rank == 0
     )
-    parameters = policy_parameters(policy.model)
-    trained = trained_parameters(policy.model)
-    own = BYTES_PER_TRAINED_PARAMETER * trained + BYTES_PER_PARAMETER * (parameters - trained)
-    # adapters themselves are negligible
-    weights = frozen * BYTES_PER_PARAMETER * parameters + (models - adapters) * own
+    weights = (
+        BYTES_PER_TRAINED_PARAMETER * _changing_parameters(policy.model, models=models)
+        + _frozen_bytes(policy.model, models=models)
+        + BYTES_PER_PARAMETER * policy_parameters(policy.model) * reference
+    )
     return (("policy, critic and Adam" if models > 1 else "policy and Adam", weights),)
 
 
@@ -146,12 +144,11 @@ def _published(config: SiiRLArguments) -> Parts:
     if not sizes.separate(dag):
         return ()
     steps = 1 if sizes.streams(trainer, dag, policy.rollout) else 1 + trainer.max_staleness
-    parameters = policy_parameters(policy.model)
     changing = _changing_parameters(policy.model, models=1)
-    stored = parameters - changing + (steps + 1) * changing
     narrow = sizes.trains_sharded(trainer, dag) or policy.rollout.name == VLLM
     width = _compute_width(policy.model) if narrow else BYTES_PER_PARAMETER
-    return (("weights for rollout ranks", float(width * stored)),)
+    frozen = _frozen_bytes(policy.model, models=1, width=width)
+    return (("weights for rollout ranks", frozen + (steps + 1) * width * changing),)
 
 
 def _compute_width(model: ModelArguments) -> int:
@@ -168,7 +165,7 @@ def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
     changing = _changing_parameters(policy.model, models=models)
     moments = MOMENTS_BYTES_PER_PARAMETER * changing
     # frozen weights are copied for the first checkpoint
-    copied = BYTES_PER_PARAMETER * models * parameters + moments
+    copied = BYTES_PER_PARAMETER * changing + _frozen_bytes(policy.model, models=models) + moments
     copied *= config.trainer.save_freq > 0
     offloaded = (
         moments * policy.actor.offload_optimizer
@@ -347,8 +344,7 @@ def _fewer_simulators(env: EnvArguments, env_spec: EnvSpec, *, servers: int) -> 
 
 
 def disk_bytes(
-    trainer: TrainingArguments,
-    model: ModelArguments,
+    config: SiiRLArguments,
     *,
     models: int,
     trajectories: int,
@@ -359,14 +355,14 @@ def disk_bytes(
     """Bytes of checkpoints, videos and logs.
 
     Args:
-        trainer: How often a run saves and records.
-        model: Settings of the policy.
+        config: Configuration of the job.
         models: 2 with a critic, else 1.
         trajectories: Trajectories of a step.
         val_episodes: Episodes of one evaluation.
         done: Steps that a resumed run has already completed.
         evaluations: Evaluations still to come; None if the number of steps is open.
     """
+    trainer, model = config.trainer, config.actor_rollout_ref.model
     steps = _steps_at_most(trainer, done=done)
     written = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
     # the oldest is deleted only after the newest is written
@@ -375,11 +371,10 @@ def disk_bytes(
     evaluations = min(evaluations or 1, steps + 2)
     of_a_step = min(trainer.record_episodes, trajectories)  # a large number records all
     videos = steps * of_a_step + evaluations * min(trainer.record_val_episodes, val_episodes)
-    changing = _changing_parameters(model, models=models)
-    frozen = BYTES_PER_PARAMETER * (models * policy_parameters(model) - changing)  # once a run
-    one = STORED_BYTES_PER_PARAMETER * changing
+    frozen = _frozen_bytes(model, models=models)  # once a run
+    one = STORED_BYTES_PER_PARAMETER * _changing_parameters(model, models=models)
     # several ranks write parts of the frozen weights, which are then joined in a file
-    first = one + frozen * (sizes.ranks(trainer) > 1)
+    first = one + frozen * (sizes.training_ranks(trainer, config.dag) > 1)
     return frozen + max(checkpoints * one, first) + videos * VIDEO_BYTES + LOG_BYTES
 
 
@@ -388,6 +383,16 @@ def _changing_parameters(model: ModelArguments, *, models: int) -> int:
     trained = trained_parameters(model)
     adapters = model.lora.rank > 0  # they themselves are negligible
     return trained * (models - adapters)
+
+
+def _frozen_bytes(model: ModelArguments, *, models: int, width: int = BYTES_PER_PARAMETER) -> float:
+    """Bytes of the weights of policy and critic that are not trained, at `width` bytes each; those
+    below adapters are in the type of the passes (`siirl.models.adapters.narrow_frozen`).
+    """
+    parameters, trained = policy_parameters(model), trained_parameters(model)
+    if model.lora.rank == 0:
+        return float(width * models * (parameters - trained))
+    return float(_compute_width(model) * parameters + width * (models - 1) * (parameters - trained))
 
 
 def _steps_at_most(trainer: TrainingArguments, *, done: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel
 
 from siirl.engine.rollout.vllm.vllm_settings import engine_settings, start_errors, text_length
-from siirl.errors import RunFailed
+from siirl.errors import EngineDied, RunFailed
 from siirl.models.language_model import NO_LIMIT
 
 LONG = 131_072
@@ -110,6 +110,17 @@ def test_vllms_errors_are_reported_with_the_keys_of_the_run():
         "data.max_response_length, and its memory for keys and values is "
         "actor_rollout_ref.rollout.kv_cache_gib=0.25.)"
     )
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [("{'EngineCore_DP0': -9}", "signal 9 ended its process"), ("{}", "its process ended")],
+)
+def test_a_process_that_is_killed_while_it_starts_is_an_engine_that_died(ended, said):
+    with pytest.raises(EngineDied, match=said), start_errors(settings()):
+        raise RuntimeError(
+            f"Engine core initialization failed. See root cause above. Failed core proc(s): {ended}"
+        )
 
 
 def test_pydantics_message_is_reported_without_its_link():

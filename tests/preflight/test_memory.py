@@ -159,6 +159,10 @@ def test_frozen_weights_have_neither_gradients_nor_moments(
     [
         ((), {"a checkpoint in writing": 4 + 8}),
         (("actor_rollout_ref.model.lora.rank=4",), {"a checkpoint in writing": 4}),
+        (
+            ("actor_rollout_ref.model.lora.rank=4", "actor_rollout_ref.model.dtype=bfloat16"),
+            {"a checkpoint in writing": 2},
+        ),
         (("trainer.save_freq=-1",), {}),
         (
             ("trainer.save_freq=-1", "actor_rollout_ref.actor.offload_optimizer=true"),
@@ -229,6 +233,14 @@ def test_vllm_on_a_cpu_holds_weights_keys_and_values_in_host_memory() -> None:
         (("trainer.max_staleness=2", "actor_rollout_ref.rollout.mode=sync"), 4 * 4),
         (("trainer.max_staleness=2",), 2 * 4),
         (("trainer.max_staleness=0", "actor_rollout_ref.model.lora.rank=4"), 4),
+        (
+            (
+                "trainer.max_staleness=0",
+                "actor_rollout_ref.model.lora.rank=4",
+                "actor_rollout_ref.model.dtype=bfloat16",
+            ),
+            2,
+        ),
         (("trainer.max_staleness=0", "actor_rollout_ref.model.dtype=bfloat16"), 2 * 4),
         (
             (

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from siirl.engine.training.network import LOOPBACK
-from siirl.errors import RunFailed
+from siirl.errors import EngineDied, RunFailed
 from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
 from siirl.params.sizes import GIB
 
@@ -157,15 +157,22 @@ def process_state_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def start_errors(settings: dict[str, Any]) -> Iterator[None]:
-    """Raise vLLM's start errors as RunFailed, with the reason and the keys that set `settings`."""
+    """Raise vLLM's start errors as RunFailed, with the reason and the keys that set `settings`; as
+    EngineDied if something ended its process.
+    """
     try:
         yield
     except (RuntimeError, ValueError) as error:
         reason = _reason(error)
         if signal := re.search(r"EngineCore[^']*': -(\d+)", reason):
-            raise RunFailed(
+            raise EngineDied(
                 f"vLLM does not start: signal {signal[1]} ended its process. The machine may have "
                 "run out of memory."
+            ) from error
+        if reason.endswith("Failed core proc(s): {}"):
+            raise EngineDied(
+                "vLLM does not start: its process ended. It was killed, perhaps because the "
+                "machine ran out of memory, or its own lines name the error."
             ) from error
         length = settings["max_model_len"]
         memory = settings["kv_cache_memory_bytes"] / GIB
