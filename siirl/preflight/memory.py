@@ -137,8 +137,9 @@ def _vllm(config: SiiRLArguments, *, on_gpu: bool) -> Parts:
 
 def _published(config: SiiRLArguments) -> Parts:
     """Weights in Ray's object store for separate rollout ranks: frozen ones once, and those that
-    change for each step that may act, and for the next
-    (`siirl.dag_worker.separate.published_weights`).
+    change for each step that may act, for the next, and for one that Ray has not freed yet
+    (`siirl.dag_worker.separate.published_weights`). In lockstep /dev/shm grew by three times 199 MB
+    with a model of 50 million weights.
     """
     policy, trainer, dag = config.actor_rollout_ref, config.trainer, config.dag
     if not sizes.separate(dag):
@@ -148,7 +149,7 @@ def _published(config: SiiRLArguments) -> Parts:
     narrow = sizes.trains_sharded(trainer, dag) or policy.rollout.name == VLLM
     width = _compute_width(policy.model) if narrow else BYTES_PER_PARAMETER
     frozen = _frozen_bytes(policy.model, models=1, width=width)
-    return (("weights for rollout ranks", frozen + (steps + 1) * width * changing),)
+    return (("weights for rollout ranks", frozen + (steps + 2) * width * changing),)
 
 
 def _compute_width(model: ModelArguments) -> int:

@@ -229,9 +229,9 @@ def test_vllm_on_a_cpu_holds_weights_keys_and_values_in_host_memory() -> None:
 @pytest.mark.parametrize(
     ("words", "bytes_per_parameter"),
     [
-        (("trainer.max_staleness=0",), 2 * 4),
-        (("trainer.max_staleness=2", "actor_rollout_ref.rollout.mode=sync"), 4 * 4),
-        (("trainer.max_staleness=2",), 2 * 4),
+        (("trainer.max_staleness=0",), 3 * 4),
+        (("trainer.max_staleness=2", "actor_rollout_ref.rollout.mode=sync"), 5 * 4),
+        (("trainer.max_staleness=2",), 3 * 4),
         (("trainer.max_staleness=0", "actor_rollout_ref.model.lora.rank=4"), 4),
         (
             (
@@ -241,21 +241,21 @@ def test_vllm_on_a_cpu_holds_weights_keys_and_values_in_host_memory() -> None:
             ),
             2,
         ),
-        (("trainer.max_staleness=0", "actor_rollout_ref.model.dtype=bfloat16"), 2 * 4),
+        (("trainer.max_staleness=0", "actor_rollout_ref.model.dtype=bfloat16"), 3 * 4),
         (
             (
                 "trainer.max_staleness=0",
                 "actor_rollout_ref.model.dtype=bfloat16",
                 "trainer.force_process_group=true",
             ),
-            2 * 2,
+            3 * 2,
         ),
     ],
 )
 def test_published_weights_of_all_steps_that_may_act_are_in_host_memory(
     words: tuple[str, ...], bytes_per_parameter: int
 ) -> None:
-    """Of the newest step and the next, and in blocks also of those up to max_staleness before."""
+    """Of the newest step, the next and one to be freed; in blocks also of max_staleness before."""
     separate = job("dag.groups={rollout: 1, train: 1}", "trainer.n_gpus_per_node=2", *words)
     parts = dict(training_memory(separate, SPEC, models=1))
     assert parts["weights for rollout ranks"] == bytes_per_parameter * 2_200_000

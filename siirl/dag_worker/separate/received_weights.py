@@ -42,8 +42,10 @@ class SecondCopy:
         self.module = module
         self.line = line
         self.engine = engine
-        self.acting: Weights | None = None
-        """The weights that act; None before the first arrival."""
+        self.acting_step: int | None = None
+        """Step of the weights that act; None before the first arrival. The weights themselves would
+        keep their buckets in the object store.
+        """
         self.steps_of_versions: dict[int, int] = {}
         self._own = saved_weights(module)
         self._spare = {name: torch.empty_like(tensor.data) for name, tensor in self._own.items()}
@@ -80,7 +82,7 @@ class SecondCopy:
         for name, tensor in self._own.items():
             tensor.data, self._spare[name] = self._spare[name], tensor.data
         self._own_frozen, self._spare_frozen = self._spare_frozen, self._own_frozen
-        self.acting = weights
+        self.acting_step = weights.step
         self.engine.update_weights(weights.version)
 
 
@@ -118,7 +120,7 @@ class StoredCopy:
     def __init__(self, engine: EngineWithWeights, line: "ExchangeLine") -> None:
         self.engine = engine
         self.line = line
-        self.acting: Weights | None = None
+        self.acting_step: int | None = None
         """See `SecondCopy`."""
         self.steps_of_versions: dict[int, int] = {}
         self._needed = saved_weights(engine.model).keys()
@@ -142,7 +144,7 @@ class StoredCopy:
         rows = (part for _, parts in adapters_first(held) for part in parts)
         self.engine.replace_weights(rows, version=weights.version, probe=weights.probe)
         self._changing = _HeldRows(())
-        self.acting = weights
+        self.acting_step = weights.step
 
 
 class _HeldRows:
@@ -230,11 +232,7 @@ class SecondCopies:
 
     def _new(self, published: PublishedWeights) -> list[tuple[SecondCopy | StoredCopy, Weights]]:
         pairs = [(copy, published.of_groups[owner]) for owner, copy in self.copies.items()]
-        return [
-            (copy, weights)
-            for copy, weights in pairs
-            if copy.acting is None or copy.acting.step != weights.step
-        ]
+        return [(copy, weights) for copy, weights in pairs if copy.acting_step != weights.step]
 
 
 class WeightThread:
@@ -297,11 +295,16 @@ class WeightThread:
             self._free.wait()
             if self._over.is_set():
                 return
-            published = self.line.call("weights", None, self.copies.step)
-            if published is None:
-                continue
-            self._free.clear()
-            if self._over.is_set():  # `stop` set `_free` before it was cleared
-                return
-            self.copies.receive(published)
-            self.arrived(published)
+            self._receive_next()
+
+    def _receive_next(self) -> None:
+        """Receive weights if others are published; without a reference to them while it waits."""
+        published = self.line.call("weights", None, self.copies.step)
+        if published is None:
+            return
+        self._free.clear()
+        if self._over.is_set():  # `stop` set `_free` before it was cleared
+            self._free.set()
+            return
+        self.copies.receive(published)
+        self.arrived(published)
