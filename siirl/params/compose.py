@@ -127,7 +127,7 @@ def load_file(path: Path) -> DictConfig:
         )
     try:
         values = read_plain(path)
-        loaded = OmegaConf.create({} if values is None else values)
+        loaded = OmegaConf.create(values if isinstance(values, dict) else {})
     except OmegaConfBaseException as error:
         fault = str(error).partition("\n")[0]
         raise ConfigError(
@@ -140,8 +140,8 @@ def load_file(path: Path) -> DictConfig:
         raise ConfigError(
             f"--config {path} cannot be read: {describe_yaml_error(error)}."
         ) from error
-    if not isinstance(values, dict) or not isinstance(loaded, DictConfig):
-        raise ConfigError(f"--config {path} must hold keys (trainer: ...), not a list.")
+    if not isinstance(values, dict | None):  # a file without content holds None
+        raise ConfigError(f"--config {path} must hold keys (trainer: ...), not a list or a value.")
     return loaded
 
 

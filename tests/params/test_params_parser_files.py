@@ -93,11 +93,23 @@ def test_an_unknown_key_in_a_file_names_the_file(tmp_path: Path) -> None:
     assert f"Unknown key 'trainer.total_step' ({file})" in refusal(config_file=file)
 
 
-@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [1\n"])
-def test_a_file_that_holds_no_keys_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["- a\n- b\n", "12\n", "trainer\n", "[]\n", "false\n"])
+def test_a_file_of_a_list_or_a_value_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(content)
-    assert str(file) in refusal(config_file=file)
+    assert (
+        refusal(config_file=file)
+        == f"--config {file} must hold keys (trainer: ...), not a list or a value."
+    )
+
+
+@pytest.mark.parametrize("content", ["", "# trainer: {seed: 3}\n", "---\n", "{}\n"])
+def test_a_file_without_content_sets_no_keys(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    assert to_tree(parse_config(["trainer.seed=4"], config_file=file)) == to_tree(
+        parse_config(["trainer.seed=4"])
+    )
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
