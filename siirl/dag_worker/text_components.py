@@ -297,8 +297,8 @@ class TextBuilder(RankBuilder):
             server_engine = self._server_engine(model)
             return server_engine, server_engine
         separate = sizes.separate(config.dag)
-        streams = sizes.streams(config.trainer, config.dag, settings)
-        engine_class = AsyncVLLMEngine if settings.mode == "async" or streams else VLLMEngine
+        apart = sizes.vllm_apart(config.trainer, config.dag, settings)
+        engine_class = AsyncVLLMEngine if apart else VLLMEngine
         engine = engine_class(
             **arguments,
             kv_cache_gib=settings.kv_cache_gib,

@@ -72,6 +72,11 @@ def streams(trainer: TrainingArguments, dag: DagArguments, rollout: RolloutArgum
     return separate(dag) and behind and not trainer.deterministic
 
 
+def vllm_apart(trainer: TrainingArguments, dag: DagArguments, rollout: RolloutArguments) -> bool:
+    """Whether vLLM runs in a separate process, where it may use several GPUs."""
+    return rollout.mode == "async" or streams(trainer, dag, rollout)
+
+
 def threads_of_rank(trainer: TrainingArguments, *, cores: int) -> int:
     """CPU threads of a rank; by default the ranks of a machine share its `cores` equally."""
     if trainer.threads_per_rank is not None:

@@ -214,5 +214,5 @@ def _machine_problems(config: SiiRLArguments) -> list[SiirlError]:
     devices = device_problems(config)
     return [
         *(list(devices) or process_problems(config, cores=cores)),
-        *compile_problems(policy.actor, policy.rollout, compilers=can_compile),
+        *compile_problems(policy.actor, policy.rollout, config.dag, compilers=can_compile),
     ]

@@ -203,7 +203,8 @@ def _settings(
             yield [{**on_ray, **several, "trainer.n_gpus_per_node": 8}]
             break
     if shape is not None and rollout.name == "vllm":
-        of_vllm = {} if rollout.mode == "async" else {f"{ROLLOUT}.mode": "async"}
+        apart = sizes.vllm_apart(config.trainer, config.dag, rollout)
+        of_vllm = {} if apart else {f"{ROLLOUT}.mode": "async"}
         yield [
             {**of_vllm, f"{ROLLOUT}.tensor_model_parallel_size": gpus}
             for gpus in (2, 4, 8)

@@ -15,6 +15,7 @@ from envs.base import EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, refuse
 from siirl.params import sizes
 from siirl.params.cluster_args import ClusterArguments
+from siirl.params.dag_args import DagArguments
 from siirl.params.domains import VLLM
 from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments
 from siirl.params.packages import has_compilers
@@ -253,19 +254,24 @@ def offload_problems(
 
 
 def compile_problems(
-    actor: ActorArguments, rollout: RolloutArguments, *, compilers: Callable[[], bool]
+    actor: ActorArguments,
+    rollout: RolloutArguments,
+    dag: DagArguments,
+    *,
+    compilers: Callable[[], bool],
 ) -> Iterator[SiirlError]:
     """Blocks that cannot be compiled here.
 
     Args:
         actor: Training settings of the policy.
         rollout: Rollout settings of the policy.
+        dag: Tells whether training has ranks without vLLM.
         compilers: Whether torch.compile finds what it needs.
     """
     if not actor.use_torch_compile:
         return
     key = "actor_rollout_ref.actor.use_torch_compile"
-    if rollout.name == VLLM and rollout.mode != "async":
+    if rollout.name == VLLM and rollout.mode != "async" and not sizes.separate(dag):
         yield ConfigError(
             f"{key}=true compiles only in updates and log-probs, but vLLM in the same process also "
             "compiles: set actor_rollout_ref.rollout.mode=async."
@@ -291,11 +297,11 @@ def tensor_parallel_problems(
     if each == 1:
         return
     key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={each}"
-    if rollout.mode != "async":
-        yield ConfigError(
-            f"{key}: vLLM runs in the rank's own process, on one GPU, unless "
-            "actor_rollout_ref.rollout.mode=async: set that, or make it 1."
-        )
+    if not sizes.vllm_apart(trainer, config.dag, rollout):
+        way = ", unless actor_rollout_ref.rollout.mode=async: set that, or make it 1"
+        if trainer.deterministic:
+            way = ", with trainer.deterministic=true: make it 1"
+        yield ConfigError(f"{key}: vLLM runs in the rank's own process, on one GPU{way}.")
     if config.cluster.address is not None or trainer.nnodes > 1:
         return  # the cluster checks its devices when the run connects
     available, kind = slots()

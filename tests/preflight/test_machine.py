@@ -170,6 +170,7 @@ def test_a_system_without_proc_is_refused_by_name() -> None:
 
 VLLM = ["pipeline=grpo", "env=math", "rollout=vllm"]
 WIDTH = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+SEPARATE = ("trainer.n_gpus_per_node=2", "dag.groups={rollout: 1, train: 1}")
 
 
 @pytest.mark.parametrize(
@@ -180,6 +181,16 @@ WIDTH = "actor_rollout_ref.rollout.tensor_model_parallel_size"
             ["actor_rollout_ref.rollout.mode=null", f"{WIDTH}=2"],
             (8, "GPU"),
             "vLLM runs in the rank's own process, on one GPU, unless",
+        ),
+        (
+            [f"{WIDTH}=2", *SEPARATE, "trainer.max_staleness=2", "trainer.deterministic=true"],
+            (8, "GPU"),
+            "on one GPU, with trainer.deterministic=true: make it 1.",
+        ),
+        (
+            [f"{WIDTH}=2", *SEPARATE],
+            (8, "GPU"),
+            "on one GPU, unless actor_rollout_ref.rollout.mode=async",
         ),
         (["actor_rollout_ref.rollout.mode=async", f"{WIDTH}=2"], (4, "CPU core"), "has none"),
         (
@@ -203,6 +214,12 @@ def test_a_wide_engine_has_as_many_gpus_as_it_is_wide() -> None:
     assert list(tensor_parallel_problems(config, slots=lambda: (8, "GPU"))) == []
     rollout, dag = config.actor_rollout_ref.rollout, config.dag
     assert sizes.gpus_of_rollout_rank(rollout) == sizes.gpus_of_training_rank(rollout, dag) == 4
+
+
+def test_a_stream_has_wide_engines_without_being_asynchronous() -> None:
+    config = parse_config([*VLLM, *SEPARATE, "trainer.max_staleness=2", f"{WIDTH}=2"])
+    assert config.actor_rollout_ref.rollout.mode is None
+    assert list(tensor_parallel_problems(config, slots=lambda: (3, "GPU"))) == []
 
 
 def test_a_rank_that_only_trains_has_one_gpu_beside_wide_engines() -> None:
@@ -283,8 +300,11 @@ def test_for_other_machines_the_stated_memory_is_used_alone(
 
 
 def compiled(*overrides: str, compilers: bool) -> list[str]:
-    policy = parse_config([*NO_DRAWING, *overrides]).actor_rollout_ref
-    problems = compile_problems(policy.actor, policy.rollout, compilers=lambda: compilers)
+    config = parse_config([*NO_DRAWING, *overrides])
+    policy = config.actor_rollout_ref
+    problems = compile_problems(
+        policy.actor, policy.rollout, config.dag, compilers=lambda: compilers
+    )
     return [str(problem) for problem in problems]
 
 
@@ -294,6 +314,7 @@ def test_blocks_are_compiled_where_a_compiler_is_and_vllm_does_not_compile() -> 
     assert compiled(compilers=False) == []
     assert compiled(wanted, compilers=True) == []
     assert compiled(wanted, vllm[0], f"{vllm[1]}=async", compilers=True) == []
+    assert compiled(wanted, vllm[0], *SEPARATE, compilers=True) == []
     [without_compiler] = compiled(wanted, compilers=False)
     assert "g++" in without_compiler
     for in_the_process in ("sync", "null"):

@@ -384,6 +384,10 @@ ROLLOUT, ADAPTERS = "actor_rollout_ref.rollout", "actor_rollout_ref.model.lora.r
 FEW_TOKENS = "actor_rollout_ref.actor.micro_batch_tokens=4024"
 ONE_GPU = "trainer.n_gpus_per_node=1"
 HF = (f"{ROLLOUT}.name=hf", f"{ROLLOUT}.mode=sync", ONE_GPU)
+STREAM = (
+    *("dag.groups={rollout: 4, train: 4}", "trainer.max_staleness=1", f"{ROLLOUT}.mode=null"),
+    *(ADAPTERS, FEW_TOKENS),
+)
 
 
 @pytest.mark.parametrize(
@@ -414,6 +418,7 @@ HF = (f"{ROLLOUT}.name=hf", f"{ROLLOUT}.mode=sync", ONE_GPU)
             79,
             "env.envs_per_server=64",
         ),
+        (STREAM, 40, f"{ROLLOUT}.tensor_model_parallel_size=2"),
     ],
 )
 def test_every_remedy_of_a_refusal_is_accepted_and_fits(
