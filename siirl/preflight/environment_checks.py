@@ -268,8 +268,8 @@ def engine_problems(
         )
     if rollout.name == VLLM and rollout.mode != "async" and ranks > 1 and not sizes.separate(dag):
         yield ConfigError(
-            f"{ROLLOUT}.mode=sync runs vLLM in the rank's process, where {ranks} ranks already "
-            "have a process group: use mode=async."
+            f"vLLM runs in the rank's process unless {ROLLOUT}.mode=async, but {ranks} ranks "
+            "already have a process group there: set that."
         )
     if rollout.mode == "async" and trainer.deterministic:
         yield ConfigError(

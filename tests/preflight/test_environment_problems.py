@@ -90,7 +90,8 @@ def test_a_key_that_only_text_reads_is_accepted_for_text() -> None:
         (
             TEXT,
             ["env=math", "rollout=vllm", "trainer.n_gpus_per_node=2"],
-            "2 ranks already have a process group",
+            "vLLM runs in the rank's process unless actor_rollout_ref.rollout.mode=async, but 2 "
+            "ranks already have a process group there: set that.",
         ),
         (
             TEXT,
