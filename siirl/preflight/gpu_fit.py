@@ -67,9 +67,9 @@ def gpu_problems(
         return []
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
 
-    def needs(setting: Setting) -> RankMemory | None:
+    def needs(setting: Setting, kind: str | None = None) -> RankMemory | None:
         wanted = changed(config, setting)
-        return rank_memory(wanted, spec, with_critic=with_critic, shape=shape)
+        return rank_memory(wanted, spec, with_critic=with_critic, shape=shape, kind=kind)
 
     def fits(table: RankMemory | None) -> bool:
         return table is None or table.peak[1] <= USABLE * gpu.memory_bytes
@@ -86,7 +86,7 @@ def gpu_problems(
     parts = (*table.held, *dict(table.phases)[phase])
     largest = tuple(sorted(parts, key=lambda part: part[1], reverse=True))
     kinds = list(_settings(config, text=is_text(spec), shape=shape, with_critic=with_critic))
-    remedy = _remedy(kinds, fits=lambda setting: fits(needs(setting)), accepted=accepted)
+    remedy = _remedy(kinds, needs=needs, fits=fits, accepted=accepted)
     room = f"trainer.gpu_memory_gib={gpu.memory_bytes / GIB:g}"
     if gpu.name is not None:
         room = f"{gpu.name} has {gib(gpu.memory_bytes)}"
@@ -107,9 +107,10 @@ def table_lines(table: RankMemory | None, *, gpu: Gpu) -> list[tuple[str, str]]:
     phase, peak = table.peak
     unknown = f"; not computed: {', '.join(table.left_out)}" if table.left_out else ""
     of_group = "" if table.kind == RANK else f"of a {table.kind}, which needs most: "
+    throughout = f"; throughout {_listed(table.held)}" if table.held else ""
     first = (
-        f"{of_group}about {gib(peak)} of {gib(gpu.memory_bytes)} in its {phase}, estimated; "
-        f"throughout {_listed(table.held)}{unknown}"
+        f"{of_group}about {gib(peak)} of {gib(gpu.memory_bytes)} in its {phase}, estimated"
+        f"{throughout}{unknown}"
     )
     phases = [("", f"{name}: {_listed(parts)}") for name, parts in table.phases if parts]
     return [("a GPU", first), *phases]
@@ -127,15 +128,16 @@ def _listed(parts: Parts) -> str:
 def _remedy(
     kinds: Sequence[Ways],
     *,
-    fits: Callable[[Setting], bool],
+    needs: Callable[..., RankMemory | None],
+    fits: Callable[[RankMemory | None], bool],
     accepted: Callable[[Setting], bool],
 ) -> str:
     """Of each kind the first setting that fits alone; if there is none, a setting of several kinds
-    that fits.
+    that fits; if there is none either, those that change the table of a rank that does not fit.
     """
 
     def works(setting: Setting) -> bool:
-        return fits(setting) and accepted(setting)
+        return fits(needs(setting)) and accepted(setting)
 
     alone = [_words(way) for ways in kinds for way in [*filter(works, ways)][:1]]
     if alone:
@@ -147,10 +149,21 @@ def _remedy(
         for way in ways:
             if accepted(_joined([*others, way])):
                 together = [*others, way]
-                if fits(_joined(together)):
+                if fits(needs(_joined(together))):
                     return f"These settings fit: {_words(_weakened(together, kinds, works))}."
-    even = f"Not even {_words(_joined(together))} makes it fit: " if any(together) else ""
-    return f"{even}use a smaller model, or GPUs with more memory."
+    least = needs(_joined(together))
+    assert least is not None  # an unknown table fits
+    used = []
+    for place, way in enumerate(together):
+        rest = [*together[:place], *together[place + 1 :]]
+        if needs(_joined(rest), least.kind) != least:
+            used.append(way)
+    if not used:
+        return "Use a smaller model, or GPUs with more memory."
+    return (
+        f"Not even {_words(_joined(used))} makes a {least.kind} fit: use a smaller model, or GPUs "
+        "with more memory."
+    )
 
 
 def _weakened(

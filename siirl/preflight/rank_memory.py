@@ -80,15 +80,16 @@ def rank_memory(
     *,
     with_critic: bool = False,
     shape: ModelShape | None = None,
+    kind: str | None = None,
 ) -> RankMemory | None:
-    """The table of a rank; None for a model whose shape is unknown. With separate groups, the table
-    of the rank that needs more.
+    """The table of a rank; None for a model whose shape is unknown.
 
     Args:
         config: Configuration of the job.
         spec: Spec of the environment.
         with_critic: Whether the job trains a critic.
         shape: Shape of the model; None: read it from `actor_rollout_ref.model.path`.
+        kind: Kind of the rank, with separate groups; None: the one that needs more.
     """
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
     if shape is None or bool(shape.images) == is_text(spec):
@@ -120,7 +121,11 @@ def rank_memory(
         return training
     groups = {"training rank": training, "rollout rank": policy.rollout_table(encoder=encoder)}
     return max(
-        (dataclasses.replace(table, kind=kind) for kind, table in groups.items()),
+        (
+            dataclasses.replace(table, kind=name)
+            for name, table in groups.items()
+            if kind in (None, name)
+        ),
         key=lambda table: table.peak[1],
     )
 

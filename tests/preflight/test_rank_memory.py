@@ -293,6 +293,8 @@ def test_a_rollout_rank_with_vllm_holds_vllms_weights_and_keys_alone(folder: Any
     table = rank_memory(config, QUESTIONS)
     assert table
     assert table.held == ()
+    ((_, line), *_) = table_lines(table, gpu=EIGHTY_GB)
+    assert line.endswith("in its rollout, estimated")
     assert dict(dict(table.phases)["rollout"]) == {
         "vLLM's weights": 2 * 7_615_616_512,
         "keys and values": 200 * GIB,
@@ -482,6 +484,27 @@ def test_an_engine_that_does_not_sleep_holds_its_memory_during_the_update(folder
 def test_a_model_that_fits_no_number_of_gpus_is_reported(folder: Any) -> None:
     (problem,) = gpu_problems(text(folder(QWEN)), QUESTIONS, gpu=Gpu(4 * GIB))
     assert "use a smaller model" in str(problem)
+
+
+FEW_ROWS = f"{FEW_TOKENS} actor_rollout_ref.actor.offload_optimizer=true"
+HF_STREAM = ("trainer.max_staleness=1", *HF[:1])
+
+
+@pytest.mark.parametrize(
+    ("words", "needing", "told"),
+    [
+        ((), "training rank", f"{FEW_ROWS} {ADAPTERS} makes a training rank"),
+        ((ADAPTERS,), "rollout rank", f"{FEW_ROWS} makes a training rank"),
+        (HF_STREAM, "rollout rank", "env.envs_per_server=1 env.num_servers=4 makes a rollout rank"),
+    ],
+)
+def test_settings_that_do_not_help_the_rank_without_room_are_not_named(
+    words: tuple[str, ...], needing: str, told: str, folder: Any
+) -> None:
+    config = text(folder(QWEN), "dag.groups={rollout: 4, train: 4}", *words)
+    (problem,) = gpu_problems(config, QUESTIONS, gpu=Gpu(8 * GIB))
+    assert str(problem).startswith(f"A {needing} needs about")
+    assert f"90%. Not even {told} fit: use a smaller model" in str(problem)
 
 
 def test_a_row_of_the_first_openvla_has_a_pass_an_action(folder: Any) -> None:
