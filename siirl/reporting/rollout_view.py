@@ -62,7 +62,8 @@ def footnote(row: Row) -> str:
     """The truth, turns, tool calls, the tokens, their mean log-prob and versions, and the id."""
     log_probs = [value for turn in row.get("turns", ()) for value in turn.get("log_probs", ())]
     tokens = (
-        f"{len(log_probs)} tokens, mean log-prob {sum(log_probs) / len(log_probs):.3f}"
+        f"{len(log_probs)} token{'s' * (len(log_probs) > 1)}, "
+        f"mean log-prob {sum(log_probs) / len(log_probs):.3f}"
         if log_probs
         else ""
     )
