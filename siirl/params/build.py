@@ -145,6 +145,10 @@ def _wrong_type(value: Any, hint: Any, default: Any, place: str, source: str) ->
     )
     if wanted.startswith("text") and isinstance(value, bool | float):
         example = ": put it in quotes"
+    elements = value if isinstance(value, list) else [value]
+    are_scalars = all(isinstance(each, str | int | float) for each in elements)
+    if wanted.startswith("list of text") and are_scalars:
+        example = f": put {'each one' if isinstance(value, list) else 'it'} in quotes"
     if isinstance(value, Mapping) and "${" in source:  # the name of a group, which has many keys
         setting = f"{place} ({source}) is a mapping, but"
     else:

@@ -238,7 +238,13 @@ def test_a_wrong_type_names_the_place_and_an_example() -> None:
         ("trainer.nnodes=null", "must be an integer"),
         ("actor_rollout_ref.actor.optim.lr=fast", "must be a number"),
         ("trainer.blind=1", "must be true or false"),
-        ("env.tasks=[1.5]", "must be a list of text or null"),
+        ("env.tasks=[1.5]", "must be a list of text or null: put each one in quotes."),
+        (
+            "actor_rollout_ref.rollout.stop=[a,true]",
+            "stop=[a,true] (command line) must be a list of text: put each one in quotes.",
+        ),
+        ("actor_rollout_ref.rollout.stop=1.5", "must be a list of text: put it in quotes."),
+        ("actor_rollout_ref.rollout.stop=[[a]]", "must be a list of text."),
         ("trainer=3", "Unknown trainer (command line) '3'"),
         (
             "data=3",
