@@ -31,7 +31,7 @@ _WHOLE, _DIGITS = "(0|[1-9](_?[0-9])*)", "[0-9](_?[0-9])*"
 _POINT, _EXPONENT = rf"({_WHOLE}?\.{_DIGITS}|{_WHOLE}\.)", rf"[eE][+-]?{_DIGITS}"
 INTEGER = rf"[+-]?{_WHOLE}"
 FLOAT = rf"[+-]?({_POINT}({_EXPONENT})?|{_WHOLE}{_EXPONENT})"
-"""Numbers as Hydra reads them from the command line."""
+"""Finite numbers as Hydra reads them from the command line."""
 
 
 class _Loader(yaml.SafeLoader):

@@ -209,20 +209,20 @@ class ActorArguments:
     reshard_after_forward: bool = option(
         True,
         "Free a block's gathered weights after its forward pass, and gather them again for the "
-        "backward pass. Several ranks; also of a critic.",
+        "backward pass. This needs several ranks, and applies to a critic too.",
         why="holds one block in memory instead of the whole model; false saves a third of the "
         "traffic",
     )
     reduce_once: bool = option(
         False,
         "Sum gradients over ranks after the last micro-batch of an optimiser step instead of after "
-        "each. Several ranks; also for a critic.",
+        "each. This needs several ranks, and applies to a critic too.",
         why="true keeps a whole gradient on each rank",
     )
     fsdp_size: int | None = option(
         None,
         "Ranks that share one copy of the weights, gradients and moments; each group of that "
-        "size holds one copy. null: all ranks share one. Also of a critic.",
+        "size holds one copy. null: all ranks share one. This applies to a critic too.",
         why="takes the least memory; groups of one machine's ranks are faster on a slow network",
         minimum=1,
     )

@@ -78,9 +78,10 @@ class RolloutArguments:
     )
     mode: str | None = option(
         None,
-        "With trainer.max_staleness above 0, `sync` starts the episodes of a step together; "
-        "otherwise they are started continuously, and new weights reach running ones. With "
-        "`async`, rollout=vllm generates in a separate process.",
+        "With trainer.max_staleness above 0, `sync` starts the episodes of a step together, while "
+        "null and `async` start them continuously, and new weights reach running ones. "
+        "rollout=vllm generates in a separate process if episodes are started continuously, and "
+        "with `async` also without max_staleness.",
         choices=("sync", "async"),
     )
     tensor_model_parallel_size: int = option(
