@@ -110,6 +110,22 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def refuse_adapters(folder: Path) -> None:
+    """Refuse a folder with adapters of peft, which transformers would add to the model's weights.
+
+    Raises:
+        CheckpointError: It has adapters.
+    """
+    if not (folder / PEFT_FILE).is_file():
+        return
+    has_model = any(any(folder.glob(names)) for names in ("model*.safetensors", "pytorch_model*"))
+    otherwise = ", or remove the file to do without them" if has_model else ""
+    raise CheckpointError(
+        f"{folder} has adapters of peft ({PEFT_FILE}), which are read only after a merge: save "
+        f"`PeftModel.from_pretrained(model, folder).merge_and_unload()`{otherwise}."
+    )
+
+
 def _named_by(index: Path) -> list[str]:
     content = read_json(index, remedy="Copy or download it again.")
     try:

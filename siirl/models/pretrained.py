@@ -19,8 +19,8 @@ from siirl.files.paths import find
 from siirl.files.weight_files import (
     CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
-    PEFT_FILE,
     check_safetensors,
+    refuse_adapters,
     stored_policy,
     weight_files,
 )
@@ -54,7 +54,7 @@ def source_of(path: str | Path, *, place: str = MODEL_PATH) -> str:
     folder = find(str(path))
     if folder.is_dir():
         _check_entries(folder)
-        _refuse_adapters(folder)
+        refuse_adapters(folder)
         acting = stored_policy(folder)
         if acting is not None:
             raise ConfigError(
@@ -85,16 +85,6 @@ def _check_entries(folder: Path) -> None:
                 f"{entry} is not a readable file (a broken link, a pipe or a "
                 "device). Copy the model's file there, or remove it."
             )
-
-
-def _refuse_adapters(folder: Path) -> None:
-    """Raise for adapters that `from_pretrained` would add to the model as further weights."""
-    if (folder / PEFT_FILE).is_file():
-        raise CheckpointError(
-            f"{folder} has adapters of peft ({PEFT_FILE}), which are read only after a merge: save "
-            "`PeftModel.from_pretrained(model, folder).merge_and_unload()`, or remove the file to "
-            "do without them."
-        )
 
 
 def read_config(source: str, *, trust_remote_code: bool, place: str = MODEL_PATH) -> Any:
@@ -282,7 +272,7 @@ def plan_model(
     if not folder.is_dir():
         with quiet_transformers():
             folder = download_weights(source)
-    _refuse_adapters(folder)
+    refuse_adapters(folder)
     if _quantisation(config) is not None or not weight_files(folder):
         return None
     model = _without_memory(kind, config, dtype=dtype, trust_remote_code=trust_remote_code)

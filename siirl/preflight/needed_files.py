@@ -14,6 +14,7 @@ from siirl.files.weight_files import (
     CONFIG_FILE,
     LANGUAGE_MODEL_FOLDER,
     check_safetensors,
+    refuse_adapters,
     weight_files,
 )
 from siirl.params import sizes
@@ -135,6 +136,7 @@ def _model_folder(
         yield MissingAssetError(f"{place}={path}: there is no folder {folder}; {remedy}.")
         return
     try:
+        refuse_adapters(folder)
         weights = weight_files(folder)
     except CheckpointError as error:
         yield CheckpointError(f"{place}: {error}")

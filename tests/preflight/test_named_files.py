@@ -253,6 +253,17 @@ def test_a_policy_folder_without_one_of_its_files_is_refused(weights: Path, name
     assert f"in {weights}" in found[0]
 
 
+@pytest.mark.parametrize("job", [(), TEXT])
+def test_adapters_of_peft_without_their_model_are_to_be_merged(
+    job: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    save_file({"a": np.zeros(1, np.float32)}, tmp_path / "adapter_model.safetensors")
+    (found,) = problems(*job, f"actor_rollout_ref.model.path={tmp_path}")
+    assert "has adapters of peft" in found
+    assert found.endswith("merge_and_unload()`.")  # not: remove the file to do without them
+
+
 def test_a_reference_is_checked_only_if_a_kl_needs_it() -> None:
     assert problems("actor_rollout_ref.ref.path=no/where") == []
     found = problems(
