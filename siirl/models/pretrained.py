@@ -92,7 +92,7 @@ def read_config(source: str, *, trust_remote_code: bool, place: str = MODEL_PATH
 
     Raises:
         MissingAssetError: The source has no configuration.
-        ConfigError: It belongs to another kind of model.
+        ConfigError: It belongs to another kind of model, or to one that stays quantised.
     """
     import_model_classes()
     from transformers import AutoConfig
@@ -115,6 +115,12 @@ def read_config(source: str, *, trust_remote_code: bool, place: str = MODEL_PATH
             raise ConfigError(
                 f"{place}={source} holds no model type known to transformers: {first_line(error)}"
             ) from error
+        quantisation = _quantisation(config)
+        if quantisation is not None and quantisation.get("quant_method") not in DEQUANTISABLE:
+            raise ConfigError(
+                f"{place}={source} is quantised ({quantisation.get('quant_method', 'unnamed')}), "
+                "but training needs weights in floating point: give the model before quantisation."
+            )
     if takes_pictures(config):
         return config
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
@@ -160,12 +166,11 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
     """The model with all its weights, in floating point also if they are quantised in the files.
 
     Raises:
-        ConfigError: Quantised weights that transformers leaves quantised.
         MissingAssetError: No weight file.
         CheckpointError: A truncated weight file, or one of another model.
     """
     quantisation = _quantisation(config)
-    if quantisation is not None and quantisation.get("quant_method") in DEQUANTISABLE:
+    if quantisation is not None:
         config = copy.deepcopy(config)  # else it stays quantised if this machine has a GPU
         config.quantization_config = quantisation | {"dequantize": True}
     try:
@@ -189,13 +194,6 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
             f"{source} holds weights of another model than its config.json: {first_line(error)}"
         ) from error
     causal_lm, report = loaded
-    if quantisation is not None and (
-        causal_lm.is_quantized or any(weight.itemsize == 1 for weight in causal_lm.parameters())
-    ):
-        raise ConfigError(
-            f"{MODEL_PATH}={source} is quantised ({quantisation.get('quant_method')}), but "
-            "training needs weights in floating point: give the model before quantisation."
-        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise CheckpointError(

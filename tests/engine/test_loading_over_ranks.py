@@ -208,24 +208,14 @@ def test_integers_in_place_of_weights_are_refused(tmp_path):
         load_weights(module, tmp_path / "w.safetensors")
 
 
-def test_a_model_that_stays_quantised_is_refused(folder, tmp_path):
-    pytest.importorskip("compressed_tensors")
-    place = in_fp8(folder, tmp_path)
-    config = json.loads((place / "config.json").read_text())
-    weights = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "float-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-        "ignore": ["lm_head"],
-    }
-    (place / "config.json").write_text(json.dumps(config))
-    stored = load_file(place / WEIGHTS_FILE)
-    named = {name.replace("_scale_inv", "_scale"): tensor for name, tensor in stored.items()}
-    save_file(named, place / WEIGHTS_FILE, metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"quantised \(compressed-tensors\).*before quantisation"):
-        load_language_model(place, weights=False)
+@pytest.mark.parametrize("method", ["gptq", "bitsandbytes", "compressed-tensors", "modelopt"])
+def test_a_model_that_stays_quantised_is_refused_by_its_config_json(folder, tmp_path, method):
+    """No package that reads it is asked for, as another one would not help."""
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"is quantised \({method}\).*before quantisation"):
+        load_language_model(tmp_path)
 
 
 def test_a_head_that_differs_from_the_embedding_is_not_tied_to_it(folder, tmp_path):
