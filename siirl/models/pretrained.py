@@ -171,7 +171,9 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
     """
     quantisation = _quantisation(config)
     if quantisation is not None:
-        config = copy.deepcopy(config)  # else it stays quantised if this machine has a GPU
+        config = copy.deepcopy(config)
+        vars(config.get_text_config()).pop("quantization_config", None)
+        # without the key it stays quantised if this machine has a GPU
         config.quantization_config = quantisation | {"dequantize": True}
     try:
         with quiet_transformers():
@@ -194,6 +196,8 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
             f"{source} holds weights of another model than its config.json: {first_line(error)}"
         ) from error
     causal_lm, report = loaded
+    if quantisation is not None:
+        del causal_lm._weight_conversions  # save_pretrained would quantise with them again
     missing = sorted(report["missing_keys"])
     if missing:
         raise CheckpointError(

@@ -1,5 +1,6 @@
 """Loading by parts: the reads of each rank, the loaded weights, and refusals."""
 
+import copy
 import json
 import shutil
 
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_language_models import language_model
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, GPTJConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GPTJConfig
 
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.critic.value_scorers import without_head
@@ -18,6 +19,7 @@ from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingModule, acting_copy
 from siirl.errors import CheckpointError, ConfigError, InvariantError
+from siirl.files.paths import find
 from siirl.files.weight_files import WEIGHTS_FILE
 from siirl.models.language_model import load_language_model
 from siirl.models.pretrained import read_causal_lm, read_config
@@ -191,6 +193,33 @@ def test_weights_in_fp8_are_read_with_their_scales(folder, tmp_path):
     name = "model.layers.0.self_attn.q_proj.weight"
     torch.testing.assert_close(model.state_dict()[name], written[name], rtol=0.07, atol=0.01)
     assert stored[name].float().std() > 50 * written[name].std()
+
+
+def test_a_model_read_from_fp8_is_saved_in_floating_point(folder, tmp_path):
+    model = load_language_model(in_fp8(folder, tmp_path / "read"))
+    for saved in (model, copy.deepcopy(model)):
+        saved.save(tmp_path / "saved")
+        assert load_file(tmp_path / "saved" / WEIGHTS_FILE).keys() == written_names(folder)
+        assert_equal(load_language_model(tmp_path / "saved"), model)
+        assert_equal(AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), model)
+
+
+def test_a_model_of_pictures_whose_text_is_in_fp8_is_saved_in_floating_point(tmp_path):
+    """Its config.json describes the quantisation among the settings of its text."""
+    folder = find("assets/tiny_vlm")
+    place = in_fp8(folder, tmp_path / "read")
+    config = json.loads((place / "config.json").read_text())
+    config["text_config"]["quantization_config"] = config.pop("quantization_config")
+    (place / "config.json").write_text(json.dumps(config))
+    model = load_language_model(place)
+    model.save(tmp_path / "saved")
+    assert load_file(tmp_path / "saved" / WEIGHTS_FILE).keys() == written_names(folder)
+    assert "quantization_config" not in (tmp_path / "saved" / "config.json").read_text()
+    assert_equal(AutoModelForImageTextToText.from_pretrained(tmp_path / "saved"), model)
+
+
+def written_names(folder):
+    return load_file(folder / WEIGHTS_FILE).keys()
 
 
 def test_weights_in_fp8_of_which_config_json_says_nothing_are_refused(folder, tmp_path):
