@@ -166,6 +166,7 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
     """The model with all its weights, in floating point also if they are quantised in the files.
 
     Raises:
+        ConfigError: Quantised weights with scales that transformers would leave out.
         MissingAssetError: No weight file.
         CheckpointError: A truncated weight file, or one of another model.
     """
@@ -198,6 +199,12 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
     causal_lm, report = loaded
     if quantisation is not None:
         del causal_lm._weight_conversions  # save_pretrained would quantise with them again
+    unused = sorted(name for name in report["unexpected_keys"] if "weight_scale" in name)
+    if unused:
+        raise ConfigError(
+            f"{MODEL_PATH}={source}: transformers does not apply the scale {unused[0]} of its "
+            "quantised weights: give the model before quantisation."
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise CheckpointError(

@@ -222,6 +222,16 @@ def written_names(folder):
     return load_file(folder / WEIGHTS_FILE).keys()
 
 
+def test_scales_in_fp8_under_another_name_are_not_ignored(folder, tmp_path):
+    """As AutoFP8 writes them: transformers would take the weights without their scales."""
+    place = in_fp8(folder, tmp_path)
+    stored = load_file(place / WEIGHTS_FILE)
+    named = {name.replace("_scale_inv", "_scale"): tensor for name, tensor in stored.items()}
+    save_file(named, place / WEIGHTS_FILE, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"does not apply the scale model\.layers\.0.*_scale of"):
+        load_language_model(place)
+
+
 def test_weights_in_fp8_of_which_config_json_says_nothing_are_refused(folder, tmp_path):
     place = in_fp8(folder, tmp_path, described=False)
     with pytest.raises(CheckpointError, match=r"proj\.weight as torch\.float8_e4m3fn.*bfloat16"):
