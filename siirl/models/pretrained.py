@@ -199,6 +199,9 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
     causal_lm, report = loaded
     if quantisation is not None:
         del causal_lm._weight_conversions  # save_pretrained would quantise with them again
+        for weight in causal_lm.parameters():  # MXFP4 becomes bfloat16, whatever `dtype` is
+            if weight.dtype != torch.float32:
+                weight.data = weight.data.to(dtype)
     unused = sorted(name for name in report["unexpected_keys"] if "weight_scale" in name)
     if unused:
         raise ConfigError(

@@ -232,6 +232,38 @@ def test_scales_in_fp8_under_another_name_are_not_ignored(folder, tmp_path):
         load_language_model(place)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_in_mxfp4_are_read_with_their_scales(tmp_path, dtype):
+    """The layout of gpt-oss: two numbers a byte, the first in its low half, and 127 plus an exponent
+    for each 32 of them.
+    """
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    language_model("GptOss", **experts).save(tmp_path / "plain")
+    stored = load_file(tmp_path / "plain" / WEIGHTS_FILE)
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    for each in [each for each in stored if each.endswith("experts.gate_up_proj")]:
+        assert stored.pop(each).shape == (2, 32, 96)
+        blocks = torch.zeros(2, 96, 1, 16, dtype=torch.uint8)
+        scales = torch.full((2, 96, 1), 127, dtype=torch.uint8)
+        if each == name:
+            blocks[0, 3, 0, 5] = 0b1010_0111  # 6, then -1
+            scales[0, 3, 0] -= 2
+        stored |= {f"{each}_blocks": blocks, f"{each}_scales": scales}
+    shutil.copytree(tmp_path / "plain", tmp_path / "read")
+    save_file(stored, tmp_path / "read" / WEIGHTS_FILE, metadata={"format": "pt"})
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "read" / "config.json").write_text(json.dumps(config))
+    model = load_language_model(tmp_path / "read", dtype=dtype)
+    expected = torch.zeros(2, 32, 96)
+    expected[0, 10:12, 3] = torch.tensor([6 / 4, -1 / 4])
+    assert torch.equal(model.state_dict()[name].float(), expected)
+    assert {weight.dtype for weight in model.parameters()} == {dtype}
+    model.save(tmp_path / "saved")
+    assert load_file(tmp_path / "saved" / WEIGHTS_FILE).keys() == written_names(tmp_path / "plain")
+    assert_equal(AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), model)
+
+
 def test_weights_in_fp8_of_which_config_json_says_nothing_are_refused(folder, tmp_path):
     place = in_fp8(folder, tmp_path, described=False)
     with pytest.raises(CheckpointError, match=r"proj\.weight as torch\.float8_e4m3fn.*bfloat16"):
