@@ -1,6 +1,5 @@
 """Tests on a few tokens whether training supports the architecture of a `LanguageModel`."""
 
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -29,38 +28,27 @@ longer than the few tokens of a test."""
 
 @torch.no_grad()
 def try_out(model: Any, source: str) -> None:
-    """Test that logits equal hidden states times output weights, and that packed rows do not
-    attend to each other; sets `LanguageModel.needs_mask` if that takes a mask.
+    """Test that logits equal hidden states times output weights, and whether packed rows have the
+    hidden states of each alone: sets `LanguageModel.needs_mask` if that takes a mask, and `packs`
+    to False if nothing keeps them apart.
 
     Raises:
-        ConfigError: The head does more than a product, or packed rows attend to each other.
+        ConfigError: The head does more than a product, or a token sees later ones.
     """
     name = type(model.causal_lm).__name__
-    arguments = inspect.signature(model.causal_lm.base_model.forward).parameters.values()
-    if not any(each.name == "position_ids" or each.kind is each.VAR_KEYWORD for each in arguments):
+    if model.causal_lm.base_model is model.causal_lm:  # Llama 4's prefix names no part of it
         raise ConfigError(
-            f"{source}: {name} takes no position_ids, which separate packed rows. Choose another "
-            "architecture."
+            f"{source}: {name} gives no hidden states without logits, and training computes "
+            "log-probs from hidden states. Choose another architecture."
         )
-    chunked = CHUNKED & _layer_kinds(model)
-    if chunked:
+    model.packs = not CHUNKED & _layer_kinds(model) and (
+        _separates_rows(model) or _separates_rows_by_mask(model)
+    )
+    if not model.packs and not _is_causal(model):
         raise ConfigError(
-            f"{source}: {name} has layers of {min(chunked)}, which cut a packed row into chunks "
-            "across its texts, so log-probs would be wrong. Choose an architecture whose layers "
-            "attend to single tokens."
+            f"{source}: in {name} tokens see later ones, so log-probs would be wrong. Choose "
+            "another architecture."
         )
-    if not _separates_rows(model):
-        model.needs_mask = True
-        try:
-            separates, takes_mask = _separates_rows(model), True
-        except Exception:  # noqa: BLE001 - a model's own code, for a mask that it may not expect
-            separates = takes_mask = False
-        if not separates:
-            raise ConfigError(
-                f"{source}: in {name} packed rows see each other, because "
-                f"{_cause(model.causal_lm, takes_mask=takes_mask)}. Log-probs would be wrong. "
-                "Choose an architecture with attention only, whose positions are position_ids."
-            )
     ids_13 = torch.arange(1, 4)[None] % model.vocab_size
     positions_13 = torch.arange(3)[None]
     hidden = model(ids_13, positions_13)
@@ -88,11 +76,24 @@ def _separates_rows(model: Any) -> bool:
     return _relative_difference(together, alone) <= tolerance
 
 
-def _cause(causal_lm: Any, *, takes_mask: bool) -> str:
-    """Why not even a mask keeps packed rows apart."""
-    if takes_mask or causal_lm._is_stateful:
-        return "its layers pass on a state (recurrence, convolution or linear attention)"
-    return "it accepts no mask between them, only one of padding (as ALiBi in Bloom and Falcon)"
+def _separates_rows_by_mask(model: Any) -> bool:
+    """The same with a mask between the rows, which the model then gets."""
+    model.needs_mask = True
+    try:
+        separates = _separates_rows(model)
+    except Exception:  # noqa: BLE001 - a model's own code, for a mask that it may not expect
+        separates = False
+    model.needs_mask = separates
+    return separates
+
+
+def _is_causal(model: Any) -> bool:
+    """Whether three tokens have the same hidden states with three more behind them."""
+    ids_1S = torch.arange(1, 7)[None] % model.vocab_size
+    positions_1S = torch.arange(6)[None]
+    longer = model(ids_1S, positions_1S)[:, :3]
+    alone = model(ids_1S[:, :3], positions_1S[:, :3])
+    return _relative_difference(longer, alone) <= TOLERANCE.get(alone.dtype, ROUGH_TOLERANCE)
 
 
 @torch.no_grad()

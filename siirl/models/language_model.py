@@ -15,6 +15,7 @@ second copy in memory.
 
 import contextlib
 import functools
+import inspect
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -81,6 +82,12 @@ class LanguageModel(Adaptable):
 
     Tested when it is loaded.
     """
+    packs: bool
+    """Whether several texts may share a row of the batch. Layers that pass on a state, cut a row
+    into chunks, or accept only a mask of padding prevent it.
+
+    Tested when it is loaded.
+    """
 
     def __init__(
         self, causal_lm: Any, *, lora: LoraArguments | None = None, vision_inputs: Any = None
@@ -95,6 +102,7 @@ class LanguageModel(Adaptable):
         self.vision_inputs = vision_inputs
         self.shares_prompts = False
         self.needs_mask = False
+        self.packs = True
 
     @functools.cached_property
     def max_length(self) -> int:
@@ -131,8 +139,9 @@ class LanguageModel(Adaptable):
 
         Args:
             input_ids: int64 [B, S].
-            position_ids: int64 [B, S]. Without an attention mask, one row may hold several texts:
-                each begins where positions restart, and does not attend to the others.
+            position_ids: int64 [B, S]. Without an attention mask, one row may hold several texts if
+                the model packs: each begins where positions restart, and does not attend to the
+                others.
             attention_mask: int64 [B, S], 0 at padding; or, for models with `shares_prompts`, of
                 lanes, or bool [B, 1, S, S]: whether a place (next to last axis) attends to another.
             cache: Keys and values of earlier tokens (a transformers cache); None: the input has all
@@ -152,13 +161,18 @@ class LanguageModel(Adaptable):
             inputs = self.vision_inputs.inputs(
                 decoder, input_ids, position_ids, seen=seen, generates=cache is not None
             )
-        output = decoder(
-            **inputs,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        )
-        return output.last_hidden_state
+        inputs |= {"attention_mask": mask, "past_key_values": cache, "use_cache": cache is not None}
+        if self._accepted is not None:
+            inputs = {name: value for name, value in inputs.items() if name in self._accepted}
+        return decoder(**inputs).last_hidden_state
+
+    @functools.cached_property
+    def _accepted(self) -> frozenset[str] | None:
+        """Arguments of the decoder; None: any. Some recurrent ones take no positions."""
+        arguments = inspect.signature(self.causal_lm.base_model.forward).parameters.values()
+        if any(each.kind is each.VAR_KEYWORD for each in arguments):
+            return None
+        return frozenset(each.name for each in arguments)
 
     def _mask_between_rows(self, position_ids: torch.Tensor) -> Any:
         """transformers' own mask for packed rows, one for each kind of layer (windows); None if
@@ -340,8 +354,8 @@ def load_language_model(
             else:
                 asked = LanguageModel(small, vision_inputs=vision_inputs)
         try_out(asked, source)
-        model.needs_mask = asked.needs_mask
-        model.shares_prompts = supports_masks(asked)
+        model.needs_mask, model.packs = asked.needs_mask, asked.packs
+        model.shares_prompts = asked.packs and supports_masks(asked)
     if gradient_checkpointing:
         recompute_activations(model)
     return model

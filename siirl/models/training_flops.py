@@ -18,8 +18,8 @@ gradient, so adapters take two thirds of the work. `flops_of_rows` ignores both,
 change the balance, and counts the pairs that a causal kernel computes, because they do.
 
 Left out: recomputed activations and second scoring passes (MFU does not count them), user policies
-that do not override `Policy.observation_flops`, and mixtures of experts whose configuration does
-not state how many of them a token uses.
+that do not override `Policy.observation_flops`, mixtures of experts whose configuration does not
+state how many of them a token uses, and the recurrence of layers that pass on a state.
 """
 
 # B row, C chunk, S token
@@ -65,7 +65,7 @@ def text_flops(
     pairs: float = 1.0,
 ) -> torch.Tensor | None:
     """Floating-point operations of a training pass over each row, float64 [B]; None for a mixture
-    of experts of unknown use.
+    of experts of unknown use, and for a model without attention.
 
     Args:
         model: The language model.
@@ -77,11 +77,13 @@ def text_flops(
     head = config.vocab_size * config.hidden_size
     tables = head if model.config.tie_word_embeddings else 2 * head
     used = _used_parameters(model)
-    if used is None:
+    if used is None or not hasattr(config, "num_attention_heads"):
         return None
     heads = config.num_attention_heads
     head_size = config.to_dict().get("head_dim") or config.hidden_size // heads
-    attention = config.num_hidden_layers * heads * head_size
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    layers = sum("attention" in kind and kind != "linear_attention" for kind in kinds)
+    attention = layers * heads * head_size
     return 6 * (
         (used - tables) * tokens_B + 2 * pairs * attention * tokens_B**2 + head * response_B
     )

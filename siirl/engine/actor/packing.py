@@ -11,6 +11,9 @@ If the model supports it, rows with the same prompt share it (`prefix_groups`): 
 answer, …; the positions of each answer continue those of the prompt, and a mask lets it attend to
 the prompt and itself.
 
+A model that cannot keep the texts of a lane apart (`LanguageModel.packs`) gets one row a lane,
+padded behind it.
+
 A row is packed up to the token before its last scored one: later tokens predict no scored token.
 """
 
@@ -28,7 +31,7 @@ from tensordict import TensorDict
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.data_coordinator.balance import first_fit_decreasing
 from siirl.engine.actor.prefix_groups import PrefixGroup, prefix_groups
-from siirl.engine.training.batch_cuts import PrefixGrouping, RowGroup
+from siirl.engine.training.batch_cuts import PrefixGrouping, RowGroup, row_lengths
 from siirl.errors import TensorError
 from siirl.models.lane_attention import LaneMask
 
@@ -144,7 +147,9 @@ def model_width(module: Any) -> int:
     return int(module.config.get_text_config().hidden_size)
 
 
-def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> PackedRows:
+def pack_rows(
+    micro_batch: TensorDict, *, width: int, share_prompts: bool, alone: bool = False
+) -> PackedRows:
     """Pack the rows of a micro-batch into lanes.
 
     If no token is scored, one token is packed, which `put_back` leaves out: on several ranks the
@@ -157,6 +162,7 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
             the longest group.
         share_prompts: Compute a prompt once for the rows that have it; the model must support a
             mask.
+        alone: One row a lane, for a model that does not keep the texts of a lane apart.
 
     Raises:
         TensorError: Columns that are missing or disagree, or a response without a token before it.
@@ -175,7 +181,8 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
         )
 
     groups = rows.groups(width=width) if share_prompts else _single_rows(rows.needed_BS)
-    layout = _lay_out(groups, lane_length=max(1, width // 4), device=rows.ids_BS.device)
+    lane_length = None if alone else max(1, width // 4)
+    layout = _lay_out(groups, lane_length=lane_length, device=rows.ids_BS.device)
     row_N, column_N = rows.needed_BS.nonzero().unbind(1)
     number_N = number_BS[row_N, column_N]
     target = (layout.lane_B[row_N], layout.place(row_N, number_N))
@@ -215,11 +222,31 @@ def prompt_groups(batch: TensorDict, budget: int, *, width: int) -> list[RowGrou
     ]
 
 
-def prefix_groups_of(module: Any) -> PrefixGrouping | None:
-    """The `PrefixGrouping` of a `siirl.models.language_model.LanguageModel`.
+def padded_groups(batch: TensorDict, budget: int) -> list[RowGroup]:
+    """Rows of similar length that fit into a micro-batch with one row a lane, padding included.
 
-    None if the model cannot compute a shared prompt once.
+    See `siirl.engine.training.batch_cuts.PrefixGrouping`. Each group counts as the whole budget, so
+    that a micro-batch has one of them; a row above the budget counts as it is.
     """
+    lengths_B = row_lengths(batch)
+    groups: list[list[int]] = []
+    for row in lengths_B.argsort(descending=True).tolist():
+        longest = int(lengths_B[groups[-1][0]]) if groups else 0
+        if not groups or (len(groups[-1]) + 1) * longest > budget:
+            groups.append([])
+        groups[-1].append(row)
+    return [
+        RowGroup(rows=tuple(group), tokens=max(budget, int(lengths_B[group[0]])))
+        for group in groups
+    ]
+
+
+def prefix_groups_of(module: Any) -> PrefixGrouping | None:
+    """The `PrefixGrouping` of a `siirl.models.language_model.LanguageModel`; None if its rows are
+    packed and each has its own prompt.
+    """
+    if not module.packs:
+        return padded_groups
     if not module.shares_prompts:
         return None
     return functools.partial(prompt_groups, width=model_width(module))
@@ -268,10 +295,18 @@ def _single_rows(needed_BS: torch.Tensor) -> list[PrefixGroup]:
     ]
 
 
-def _lay_out(groups: Sequence[PrefixGroup], *, lane_length: int, device: torch.device) -> _Layout:
-    """Place groups in lanes, longest first; a group is its prefix, followed by its rows."""
+def _lay_out(
+    groups: Sequence[PrefixGroup], *, lane_length: int | None, device: torch.device
+) -> _Layout:
+    """Place groups in lanes, longest first; a group is its prefix, followed by its rows. Without a
+    `lane_length` each has a lane.
+    """
     lengths = [group.tokens for group in groups]
-    parts = first_fit_decreasing(lengths, max(lane_length, *lengths))
+    parts = (
+        [[number] for number in range(len(groups))]
+        if lane_length is None
+        else first_fit_decreasing(lengths, max(lane_length, *lengths))
+    )
     placed: dict[int, tuple[int, int, int, int, int]] = {}
     longest = 0
     for lane, part in enumerate(parts):

@@ -33,7 +33,12 @@ def text_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> Tok
     Raises:
         TensorError: Columns whose shapes disagree.
     """
-    packed = pack_rows(micro_batch, width=model_width(module), share_prompts=module.shares_prompts)
+    packed = pack_rows(
+        micro_batch,
+        width=model_width(module),
+        share_prompts=module.shares_prompts,
+        alone=not module.packs,
+    )
     seen = seen_in_lanes(packed, micro_batch, module)
     hidden_LSD = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees, **seen)
     hidden_MD, weight_VD = _head(packed.at_predictors(hidden_LSD), module)

@@ -45,7 +45,10 @@ def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) 
         temperature: Not read: values have none.
     """
     packed = pack_rows(
-        micro_batch, width=model_width(module.trunk), share_prompts=module.trunk.shares_prompts
+        micro_batch,
+        width=model_width(module.trunk),
+        share_prompts=module.trunk.shares_prompts,
+        alone=not module.trunk.packs,
     )
     seen = seen_in_lanes(packed, micro_batch, module.trunk)
     values_LS = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees, **seen)

@@ -34,6 +34,7 @@ from siirl.engine.rollout.hf.prompt_pictures import seen_by_prompts
 from siirl.engine.rollout.hf.running_rows import RunningRows
 from siirl.engine.rollout.stop_strings import longest_in_tokens, says_stop
 from siirl.engine.rollout.text_engine_base import InProcessTextEngine
+from siirl.errors import ConfigError
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
 from siirl.occupation import OCCUPATION
@@ -79,6 +80,9 @@ class HFEngine(InProcessTextEngine):
         lockstep: Deterministic mode; see `Admission`. The rows of a pass, and so its floating-point
             results, then do not depend on timing.
         compute_dtype: Type of the forward pass, the same as in training; None: the weights' type.
+
+    Raises:
+        ConfigError: The model does not pack (`LanguageModel.packs`).
     """
 
     def __init__(
@@ -94,6 +98,12 @@ class HFEngine(InProcessTextEngine):
         compute_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(lockstep=lockstep)
+        if not model.packs:
+            raise ConfigError(
+                f"rollout=hf cannot generate with {type(model.causal_lm).__name__}, whose layers "
+                "keep more than keys and values by position, or take no mask between texts: set "
+                "rollout=vllm."
+            )
         self.model = model
         self.tokenizer = tokenizer
         self.longest = model.max_length
