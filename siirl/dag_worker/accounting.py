@@ -2,8 +2,9 @@
 owner.
 
 Recorded after every training step. Like verl's `perf/throughput`, throughput covers the whole step,
-waiting included. MFU covers only the actor's update, waiting included. Rates are divided by all
-GPUs of the rank; those that only vLLM uses are idle in the update. Left out, except from the peaks:
+waiting included, and is divided by all GPUs of the job; each rank adds the rollouts that it
+reports. MFU covers only the actor's update, waiting included, and is divided by all GPUs of the
+rank; those that only vLLM uses are idle in the update. Left out, except from the peaks:
 activations, keys and values, the encoder and the reward model. Left out altogether: vLLM's own
 process (`mode=async`).
 """
@@ -35,7 +36,7 @@ class StepAccount:
 
     Args:
         device: Device of this rank.
-        gpus: Number of GPUs of this rank; 1 on a CPU.
+        gpus_of_job: Number of GPUs of all ranks; on CPUs, of ranks.
         occupation: Reports how long this process has waited for other ranks.
         clock: Monotonic clock in seconds.
     """
@@ -44,12 +45,12 @@ class StepAccount:
         self,
         device: torch.device,
         *,
-        gpus: int = 1,
+        gpus_of_job: int = 1,
         occupation: Occupation = OCCUPATION,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._device = device
-        self._gpus = gpus
+        self._gpus_of_job = gpus_of_job
         self._occupation = occupation
         self._clock = clock
         if device.type == "cuda":
@@ -78,12 +79,12 @@ class StepAccount:
             "time/step_s": seconds,
             "perf/idle_share": idle,
             "perf/largest_idle_share": idle,
-            "perf/env_steps_per_s": _sum(records, "env/steps") / seconds / self._gpus,
+            "perf/env_steps_per_s": _sum(records, "env/steps") / seconds / self._gpus_of_job,
             "memory/host_peak_bytes": KIB * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         }
         if any(AGENT_PREFIX.sub("", name) == PROMPT for record in records for name in record):
             tokens = sum(_sum(records, name) for name in TOKENS)
-            found["perf/throughput"] = tokens / seconds / self._gpus
+            found["perf/throughput"] = tokens / seconds / self._gpus_of_job
         return found | self._gpu_peak("memory/gpu_peak_bytes")
 
     def _gpu_peak(self, name: str) -> dict[str, Value]:

@@ -121,7 +121,9 @@ class DAGWorker:
         self.metrics = MetricWorker(gather=self.ranks.gather_objects, warns=rank == 0)
         self.account = StepAccount(
             self.device,
-            gpus=sizes.gpus_of_training_rank(config.actor_rollout_ref.rollout, config.dag),
+            gpus_of_job=sizes.gpus_of_job(
+                config.trainer, config.dag, config.actor_rollout_ref.rollout
+            ),
         )
         self.global_steps = 0
         self._groups: AgentGroups | None = None

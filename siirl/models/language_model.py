@@ -156,7 +156,7 @@ class LanguageModel(Adaptable):
         )
         if mask is None and cache is None and self.needs_mask:
             mask = self._mask_between_rows(position_ids)
-        inputs = {"input_ids": input_ids, "position_ids": position_ids}
+        inputs: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids}
         if self.vision_inputs is not None:
             inputs = self.vision_inputs.inputs(
                 decoder, input_ids, position_ids, seen=seen, generates=cache is not None

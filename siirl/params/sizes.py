@@ -35,6 +35,14 @@ def gpus_of_training_rank(rollout: RolloutArguments, dag: DagArguments) -> int:
     return 1 if separate(dag) else gpus_of_rollout_rank(rollout)
 
 
+def gpus_of_job(trainer: TrainingArguments, dag: DagArguments, rollout: RolloutArguments) -> int:
+    """GPUs of all ranks, on machines with GPUs."""
+    if not separate(dag):
+        return ranks(trainer) * gpus_of_rollout_rank(rollout)
+    rolling = rollout_ranks(trainer, dag) * gpus_of_rollout_rank(rollout)
+    return training_ranks(trainer, dag) + rolling
+
+
 def separate(dag: DagArguments) -> bool:
     """Whether rollouts have separate ranks."""
     return "rollout" in dag.groups

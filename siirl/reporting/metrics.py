@@ -340,9 +340,9 @@ METRICS: dict[str, Metric] = {
     # A rank has actor_rollout_ref.rollout.tensor_model_parallel_size GPUs; on CPUs it counts as
     # one.
     "perf/throughput": Metric(
-        _RANK_MEAN,
-        "tokens of prompts and responses per second and GPU of the ranks that train (on CPUs per "
-        "rank), over the whole step",
+        _SUM,
+        "tokens of prompts and responses per second and GPU of the job (on CPUs per rank), over "
+        "the whole step",
     ),
     "perf/update_tflops_per_s": Metric(
         _RANK_MEAN,
@@ -355,9 +355,8 @@ METRICS: dict[str, Metric] = {
         "vendor of the GPU states; only for a known GPU",
     ),
     "perf/env_steps_per_s": Metric(
-        _RANK_MEAN,
-        "environment steps per second and GPU of the ranks that train (on CPUs per rank), over "
-        "the whole step",
+        _SUM,
+        "environment steps per second and GPU of the job (on CPUs per rank), over the whole step",
     ),
     "perf/idle_share": Metric(_RANK_MEAN, "share of the step in which a rank waits for the others"),
     "perf/largest_idle_share": Metric(

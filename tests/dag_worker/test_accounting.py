@@ -12,6 +12,7 @@ from siirl.dag_worker.accounting import StepAccount, held_bytes, work_of_update
 from siirl.engine.actor.actor import Actor
 from siirl.occupation import Occupation
 from siirl.params import ActorArguments
+from siirl.reporting.metric_reduction import reduce_metrics
 from siirl.reporting.metrics import Weighted
 
 
@@ -24,10 +25,12 @@ class Clock:
         return self.now
 
 
-def account(*, gpus: int = 1) -> tuple[StepAccount, Occupation, Clock]:
+def account(*, gpus_of_job: int = 1) -> tuple[StepAccount, Occupation, Clock]:
     clock = Clock()
     occupation = Occupation(clock)
-    step = StepAccount(torch.device("cpu"), gpus=gpus, occupation=occupation, clock=clock)
+    step = StepAccount(
+        torch.device("cpu"), gpus_of_job=gpus_of_job, occupation=occupation, clock=clock
+    )
     return step, occupation, clock
 
 
@@ -56,8 +59,19 @@ def test_throughput_counts_the_whole_step():
     assert found["time/step_s"] == 4.0
 
 
-def test_throughput_of_a_rank_is_divided_by_its_gpus():
-    step, _, clock = account(gpus=4)
+def test_throughput_of_the_job_is_that_of_all_ranks_over_all_gpus():
+    """Two ranks, of which one has rollouts to report."""
+    accounts = [account(gpus_of_job=2) for _ in range(2)]
+    for _, _, clock in accounts:
+        clock.now = 4.0
+    (one, _, _), (other, _, _) = accounts
+    found = reduce_metrics([one.metrics(RECORDS), other.metrics([])])
+    assert found["perf/throughput"] == 15.0
+    assert found["perf/env_steps_per_s"] == 1.5
+
+
+def test_throughput_is_divided_by_the_gpus_of_the_job():
+    step, _, clock = account(gpus_of_job=4)
     clock.now = 4.0
     found = step.metrics(RECORDS)
     assert found["perf/throughput"] == 7.5

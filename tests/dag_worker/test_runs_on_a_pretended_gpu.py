@@ -57,6 +57,7 @@ def test_the_rates_of_a_rank_of_two_gpus_are_per_gpu(tmp_path, monkeypatch):
         return work_of_update(engine, gpus=gpus)
 
     monkeypatch.setattr(sizes, "gpus_of_training_rank", lambda rollout, dag: 2)
+    monkeypatch.setattr(sizes, "gpus_of_job", lambda trainer, dag, rollout: 2)
     monkeypatch.setattr(stages, "work_of_update", work)
     words = (*SHORT, "pipeline=grpo", "env=math")
     found = run(tmp_path / "run", words)[-1].metrics

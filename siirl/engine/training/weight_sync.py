@@ -57,6 +57,10 @@ class ChecksumPair:
 class ActingWeights(Protocol):
     """Weights that act: a module, or an engine with its own copy."""
 
+    @property
+    def weight_dtypes(self) -> Mapping[str, torch.dtype]:
+        """Types in which it takes weights, by name; others arrive in their own."""
+
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair] | None:
         """Replace all weights by `weights`, and return the checksums of both.
 
@@ -206,7 +210,7 @@ class WeightSync:
         self.trained = trained
         self.engine = engine
         self.ranks = ranks
-        self.acting: ActingWeights = (
+        self.acting: ActingModule | ActingWeights = (
             ActingModule(acting, trained=trained.module)
             if isinstance(acting, nn.Module)
             else acting
@@ -258,8 +262,12 @@ class WeightSync:
         return isinstance(self.acting, ActingModule) and not self.acting.is_copy
 
     def _weights(self) -> Iterator[Rows]:
-        """The weights to send: to a copy, in its types, those that it does not have yet."""
-        if self._acts_itself or not isinstance(self.acting, ActingModule):
+        """The weights to send, in the types of the acting ones: to a copy, those that it does not
+        have yet.
+        """
+        if not isinstance(self.acting, ActingModule):
+            return self.trained.weights_in_turn(dtypes=self.acting.weight_dtypes)
+        if self._acts_itself:
             return self.trained.weights_in_turn()
         if not self.acting.sent:
             self._frozen.begin()

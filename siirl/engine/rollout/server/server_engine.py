@@ -41,7 +41,7 @@ from siirl.engine.rollout.server.handshake import call_workers, shake_hands, wor
 from siirl.engine.rollout.server.seed_check import check_seeds
 from siirl.engine.rollout.server.server_link import ServerError, ServerLink
 from siirl.engine.rollout.text_engine_base import TextEngineBase
-from siirl.engine.rollout.vllm.vllm_probe import has_weights, loadable, trained_probe
+from siirl.engine.rollout.vllm.vllm_probe import has_weights, loadable, trained_probe, weight_dtypes
 from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOLERANCE
 from siirl.engine.training.weight_buckets import BUCKET_BYTES, WeightTransport, send
 from siirl.engine.training.weight_sync import ChecksumPair
@@ -255,6 +255,11 @@ class ServerEngine(TextEngineBase):
         self.route.close()
 
     # Weights
+
+    @property
+    def weight_dtypes(self) -> dict[str, torch.dtype]:
+        """See `ActingWeights`."""
+        return weight_dtypes(self.model, self.dtype)
 
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair] | None:
         """Replace the server's weights.

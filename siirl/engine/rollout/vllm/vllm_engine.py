@@ -25,7 +25,13 @@ import torch
 from siirl.engine.rollout.admission import EMPTY_RESPONSE, PendingRequest
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.text_engine_base import InProcessTextEngine, TextEngineBase
-from siirl.engine.rollout.vllm.vllm_probe import Probe, has_weights, loadable, trained_probe
+from siirl.engine.rollout.vllm.vllm_probe import (
+    Probe,
+    has_weights,
+    loadable,
+    trained_probe,
+    weight_dtypes,
+)
 from siirl.engine.rollout.vllm.vllm_settings import (
     PROBE_TOLERANCE,
     engine_settings,
@@ -170,6 +176,11 @@ class VLLMBase(TextEngineBase, abc.ABC):
             self.take_weights(in_rows(adapters_first(model.state_dict())))
 
     # ActingWeights
+
+    @property
+    def weight_dtypes(self) -> dict[str, torch.dtype]:
+        """See `ActingWeights`."""
+        return weight_dtypes(self.model, self.dtype)
 
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
         """Replace vLLM's weights; returns checksums of its workers and the log-probs of a probe.

@@ -89,6 +89,15 @@ def loadable(model: LanguageModel, weights: Iterable[Rows], dtype: torch.dtype) 
             yield rows.with_values(rows.values.to(dtype))
 
 
+def weight_dtypes(model: LanguageModel, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Types in which weights leave the module for an engine that computes in `dtype`; adapters and
+    the weights below them keep theirs until they are merged.
+    """
+    if model.lora is not None:
+        return {}
+    return {name: dtype for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
 def has_weights(model: LanguageModel) -> bool:
     """Whether the module holds whole weights: none are on the meta device or sharded."""
     return not any(weight.is_meta or isinstance(weight, DTensor) for weight in model.parameters())
