@@ -255,26 +255,32 @@ def engine_problems(
     rollout: RolloutArguments, trainer: TrainingArguments, dag: DagArguments
 ) -> Iterator[SiirlError]:
     """Settings of a text engine that do not fit each other."""
-    ranks = sizes.ranks(trainer)
+    colocated = not sizes.separate(dag)
     if "" in rollout.stop:
         yield ConfigError(
             f"{ROLLOUT}.stop has an empty string, which every text contains: leave it out."
         )
-    if rollout.mode == "async" and rollout.name != VLLM and not sizes.separate(dag):
+    if rollout.mode == "async" and rollout.name != VLLM and colocated:
         yield ConfigError(
             f"{ROLLOUT}.mode=async rolls out during training, but ranks are colocated: set "
             "dag.groups={rollout: 1, train: 1} and trainer.max_staleness=1, or use rollout=vllm, "
             "which generates in a separate process."
         )
-    if rollout.name == VLLM and rollout.mode != "async" and ranks > 1 and not sizes.separate(dag):
+    in_process = colocated and rollout.name == VLLM and rollout.mode != "async"
+    if in_process and sizes.trains_sharded(trainer, dag):
+        remedy = (
+            "with trainer.deterministic=true use rollout=hf, or separate rollout ranks (dag.groups)"
+            if trainer.deterministic
+            else "set that"
+        )
         yield ConfigError(
-            f"vLLM runs in the rank's process unless {ROLLOUT}.mode=async, but {ranks} ranks "
-            "already have a process group there: set that."
+            f"vLLM runs in the rank's process unless {ROLLOUT}.mode=async, but training has a "
+            f"process group there: {remedy}."
         )
     if rollout.mode == "async" and trainer.deterministic:
         yield ConfigError(
-            f"{ROLLOUT}.mode=async batches by arrival time, but trainer.deterministic=true: use "
-            "mode=sync."
+            f"{ROLLOUT}.mode=async batches by arrival time, but trainer.deterministic=true: leave "
+            "out mode, or set trainer.deterministic=false."
         )
 
 

@@ -274,7 +274,7 @@ def compile_problems(
     if rollout.name == VLLM and rollout.mode != "async" and not sizes.separate(dag):
         yield ConfigError(
             f"{key}=true compiles only in updates and log-probs, but vLLM in the same process also "
-            "compiles: set actor_rollout_ref.rollout.mode=async."
+            "compiles: set actor_rollout_ref.rollout.mode=async, or do not compile the blocks."
         )
     if not compilers():
         yield ConfigError(

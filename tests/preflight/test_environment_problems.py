@@ -90,8 +90,23 @@ def test_a_key_that_only_text_reads_is_accepted_for_text() -> None:
         (
             TEXT,
             ["env=math", "rollout=vllm", "trainer.n_gpus_per_node=2"],
-            "vLLM runs in the rank's process unless actor_rollout_ref.rollout.mode=async, but 2 "
-            "ranks already have a process group there: set that.",
+            "vLLM runs in the rank's process unless actor_rollout_ref.rollout.mode=async, but "
+            "training has a process group there: set that.",
+        ),
+        (
+            TEXT,
+            ["env=math", "rollout=vllm", "trainer.force_process_group=true"],
+            "training has a process group there: set that.",
+        ),
+        (
+            TEXT,
+            [
+                "env=math",
+                "rollout=vllm",
+                "trainer.n_gpus_per_node=2",
+                "trainer.deterministic=true",
+            ],
+            "with trainer.deterministic=true use rollout=hf, or separate rollout ranks",
         ),
         (
             TEXT,
