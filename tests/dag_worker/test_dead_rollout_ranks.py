@@ -68,6 +68,22 @@ def test_a_call_of_a_dead_process_takes_no_prompt_from_its_replacement(
     asyncio.run(scenario())
 
 
+def test_a_rank_that_dies_is_ready_again_when_its_replacement_has_started() -> None:
+    async def scenario() -> None:
+        exchange = await opened(streaming=True)
+        process = await exchange.join(0)
+        assert not await exchange.all_ready()
+        await exchange.ready(process)
+        assert await exchange.all_ready()
+        await exchange.rank_died(0)
+        await exchange.ready(process)  # a late call of the dead process
+        assert not await exchange.all_ready()
+        await exchange.ready(await exchange.join(0))
+        assert await exchange.all_ready()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 def test_rows_that_a_dead_process_hands_over_late_are_ignored_with_their_report(
     streaming: bool,

@@ -71,7 +71,7 @@ class Publisher:
 
 @pytest.fixture
 def line() -> Iterator[ReferenceLine]:
-    """To an open exchange with the batch of step 1 under way on rollout rank 0."""
+    """To an open exchange with the batch of step 1 under way on rollout rank 0, which is ready."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -80,6 +80,7 @@ def line() -> Iterator[ReferenceLine]:
     line.call("publish", 0, Weights(step=0, version=0, buckets=(), checksum=0))
     line.call("open", 0, 0, 0, None, [], [])
     line.call("step_done", 0)
+    line.call("ready", FIRST)
     yield line
     loop.call_soon_threadsafe(loop.stop)
     thread.join()

@@ -57,6 +57,8 @@ class Exchange:
         self._served = dict.fromkeys(range(self._ledger.ranks), 0)
         """Number of blocks that each rank got."""
         self._deaths = dict.fromkeys(range(self._ledger.ranks), 0)
+        self._ready: set[int] = set()
+        """Rollout ranks that have built everything."""
 
     # Training side
 
@@ -82,6 +84,12 @@ class Exchange:
         """
         self.edges[group].open(version, position, state, rows, reports)
         await self._notify()
+
+    async def all_ready(self) -> bool:
+        """Whether every rollout rank has built its environments and its engine."""
+        if len(self._ready) < self._ledger.ranks:
+            await self._wait()
+        return len(self._ready) == self._ledger.ranks
 
     async def publish(self, group: int, weights: Weights) -> None:
         """Offer weights of an agent group; they act when the step is done."""
@@ -177,6 +185,12 @@ class Exchange:
         """Begin to work as `rank`; the result identifies the process in the calls below."""
         return RolloutProcess(rank, self._deaths[rank])
 
+    async def ready(self, process: RolloutProcess) -> None:
+        """Report that the process has built everything."""
+        if self._is_alive(process):
+            self._ready.add(process.rank)
+            await self._notify()
+
     async def work(self, process: RolloutProcess, wanted: Mapping[int, int], acting: int) -> Work:
         """The next work of `process`, whose weights are those of step `acting`: up to `wanted`
         prompts of each agent group, an evaluation, or nothing yet.
@@ -242,6 +256,7 @@ class Exchange:
     async def rank_died(self, rank: int) -> None:
         """Requeue the prompts of a dead rollout rank, for another rank or its replacement."""
         self._deaths[rank] += 1
+        self._ready.discard(rank)
         for edge in self.edges.values():
             edge.rank_died(rank)
         self._results.pop(rank, None)

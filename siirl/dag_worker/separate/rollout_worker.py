@@ -117,6 +117,7 @@ class RolloutWorker:
             rollout.advance_on(self._loop)
         for runner in self._runners.values():
             runner.parts.rollout.start()
+        self.line.call("ready", self.process)
         if self.on_start is not None:
             self.on_start()
 

@@ -278,6 +278,10 @@ class SeparateRollouts:
             if side.ranks.rank == 0 and side.draws:
                 side.open(step=step, position=positions[group], state=state)
         self.step_done()
+        if self._any_side.ranks.rank == 0:  # the first step is not to contain their start
+            with OCCUPATION.doing("waits until the rollout ranks have started", waiting=True):
+                while not self.line.call("all_ready"):
+                    pass
 
     def state(self, step: int) -> dict[str, Any]:
         """State of the rollouts for a run that resumes after `step`; the same on every rank."""
