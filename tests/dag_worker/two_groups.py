@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from siirl.dag_worker.events import Event, Ready, StepDone
+from siirl.dag_worker.events import Event, StepDone
 from siirl.dag_worker.separate.exchange import Exchange
 from siirl.dag_worker.separate.workers import WorkerFactory, edges_of
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
@@ -49,13 +49,17 @@ class ThreadLine:
 
 
 class WatchedLine(ThreadLine):
-    """Raises what a rollout rank raised, where the training rank would wait for it."""
+    """Starts the rollout ranks when the training rank waits for them, and raises what one of them
+    raised.
+    """
 
-    def __init__(self, exchange, loop, errors: list[BaseException]) -> None:
+    def __init__(self, exchange, loop, errors: list[BaseException], start) -> None:
         super().__init__(exchange, loop)
-        self.errors = errors
+        self.errors, self.start = errors, start
 
     def call(self, method, *arguments):
+        if method == "all_ready":
+            self.start()
         if self.errors and method != "end":
             raise self.errors[0]
         return super().call(method, *arguments)
@@ -68,6 +72,7 @@ class TwoGroups:
         self, folder: Path, words: Sequence[str], *, config_file: Path | None = None
     ) -> None:
         self.errors: list[BaseException] = []
+        self.rollouts: list[threading.Thread] = []
         self.config = parse_config(words, config_file=config_file)
         self.config.cluster.mode = "local"  # simulators in this process
         folder.mkdir(exist_ok=True)
@@ -81,26 +86,25 @@ class TwoGroups:
             graphs=graphs,
             groups=ProcessGroupManager(sizes.ranks(self.config.trainer), graphs),
             run_folder=folder.absolute(),
-            line=functools.partial(WatchedLine, self.exchange, self.loop, self.errors),
+            line=functools.partial(
+                WatchedLine, self.exchange, self.loop, self.errors, self._start_rollouts
+            ),
         )
 
     def run(self) -> list[Event]:
         """Events of the training rank; an error of a rollout rank is raised here."""
         exchange = threading.Thread(target=self.loop.run_forever, daemon=True)
         exchange.start()
-        rollouts: list[threading.Thread] = []
         events = []
         try:
             for event in self.factory(rank=0, init_method="").run():
                 events.append(event)
-                if isinstance(event, Ready):
-                    rollouts += self._start_rollouts()
                 self._raise()
         except BaseException as error:
             self.errors.append(error)  # a rollout rank that waits for this one ends, too
             raise
         finally:
-            for thread in rollouts:
+            for thread in self.rollouts:
                 thread.join()
             self.loop.call_soon_threadsafe(self.loop.stop)
             exchange.join()
@@ -108,14 +112,16 @@ class TwoGroups:
         self._raise()
         return events
 
-    def _start_rollouts(self) -> list[threading.Thread]:
-        threads = [
+    def _start_rollouts(self) -> None:
+        """Once; not before the training rank has loaded its model."""
+        if self.rollouts:
+            return
+        self.rollouts = [
             threading.Thread(target=self._roll_out, args=(rank,), daemon=True)
             for rank in range(1, sizes.ranks(self.config.trainer))
         ]
-        for thread in threads:
+        for thread in self.rollouts:
             thread.start()
-        return threads
 
     def _roll_out(self, rank: int) -> None:
         try:
