@@ -38,9 +38,10 @@ USABLE = 0.9  # share of a GPU, vLLM's default; the rest covers memory that is l
 LORA_RANK = 32  # of OpenVLA-OFT's own fine-tuning (arXiv 2502.19645, appendix)
 MOST_RANKS = 64  # eight machines of eight GPUs: limit of a proposed remedy
 NO_TABLE = (
-    "its memory is not computed: that needs a folder with the config.json of an OpenVLA or of a "
-    f"dense decoder ({', '.join(DECODERS)})"
+    "its memory is not computed: that needs a folder with the safetensors files of a model that "
+    f"siirl reads, or the config.json of an OpenVLA or of a dense decoder ({', '.join(DECODERS)})"
 )
+LOWER_BOUND = "a lower bound, without the activations of an unknown architecture"
 FEW_CHUNKS = 8  # observations of a pass: 3,288 places of OpenVLA-OFT, enough to fill a GPU
 
 
@@ -86,13 +87,15 @@ def gpu_problems(
     parts = (*table.held, *dict(table.phases)[phase])
     largest = tuple(sorted(parts, key=lambda part: part[1], reverse=True))
     kinds = list(_settings(config, text=is_text(spec), shape=shape, with_critic=with_critic))
-    remedy = _remedy(kinds, needs=needs, fits=fits, accepted=accepted)
+    # a lower bound that fits is no promise
+    fit = "These settings may fit" if table.lower_bound else "These settings fit"
+    remedy = _remedy(kinds, fit=fit, needs=needs, fits=fits, accepted=accepted)
     room = f"trainer.gpu_memory_gib={gpu.memory_bytes / GIB:g}"
     if gpu.name is not None:
         room = f"{gpu.name} has {gib(gpu.memory_bytes)}"
     return [
         ConfigError(
-            f"A {table.kind} needs about {gib(needed)} of GPU memory in its {phase} "
+            f"A {table.kind} needs {_amount(table, needed)} of GPU memory in its {phase} "
             f"({_listed(largest)}), but {room}, of which the plan may use {USABLE:.0%}. {remedy}"
         )
     ]
@@ -108,8 +111,9 @@ def table_lines(table: RankMemory | None, *, gpu: Gpu) -> list[tuple[str, str]]:
     unknown = f"; not computed: {', '.join(table.left_out)}" if table.left_out else ""
     of_group = "" if table.kind == RANK else f"of a {table.kind}, which needs most: "
     throughout = f"; throughout {_listed(table.held)}" if table.held else ""
+    how = LOWER_BOUND if table.lower_bound else "estimated"
     first = (
-        f"{of_group}about {gib(peak)} of {gib(gpu.memory_bytes)} in its {phase}, estimated"
+        f"{of_group}{_amount(table, peak)} of {gib(gpu.memory_bytes)} in its {phase}, {how}"
         f"{throughout}{unknown}"
     )
     phases = [("", f"{name}: {_listed(parts)}") for name, parts in table.phases if parts]
@@ -121,6 +125,10 @@ def gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
+def _amount(table: RankMemory, size: float) -> str:
+    return f"{'at least' if table.lower_bound else 'about'} {gib(size)}"
+
+
 def _listed(parts: Parts) -> str:
     return ", ".join(f"{name} {gib(size)}" for name, size in parts)
 
@@ -128,6 +136,7 @@ def _listed(parts: Parts) -> str:
 def _remedy(
     kinds: Sequence[Ways],
     *,
+    fit: str,
     needs: Callable[..., RankMemory | None],
     fits: Callable[[RankMemory | None], bool],
     accepted: Callable[[Setting], bool],
@@ -141,7 +150,7 @@ def _remedy(
 
     alone = [_words(way) for ways in kinds for way in [*filter(works, ways)][:1]]
     if alone:
-        return f"These settings fit: {'; or '.join(alone)}."
+        return f"{fit}: {'; or '.join(alone)}."
     together: list[Setting] = []
     for ways in kinds:
         others = together
@@ -150,7 +159,7 @@ def _remedy(
             if accepted(_joined([*others, way])):
                 together = [*others, way]
                 if fits(needs(_joined(together))):
-                    return f"These settings fit: {_words(_weakened(together, kinds, works))}."
+                    return f"{fit}: {_words(_weakened(together, kinds, works))}."
     least = needs(_joined(together))
     assert least is not None  # an unknown table fits
     used = []
@@ -202,8 +211,8 @@ def _settings(
     if not text and (actor.micro_batch_chunks or FEW_CHUNKS + 1) > FEW_CHUNKS:
         yield [{f"{ACTOR}.micro_batch_chunks": FEW_CHUNKS}]
     if shape is not None and rollout.name == "vllm":
-        token = shape.decoder.token_bytes(compute_bytes(model))
-        least = ceil(row * token / GIB)  # vLLM can start if one row fits
+        token = shape.decoder.token_bytes(compute_bytes(model)) if shape.is_known else 0
+        least = max(1, ceil(row * token / GIB))  # vLLM can start if one row fits
         if rollout.kv_cache_gib > least:
             yield [{f"{ROLLOUT}.kv_cache_gib": least}]
     if rollout.name == "hf":
@@ -221,7 +230,8 @@ def _settings(
         yield [
             {**of_vllm, f"{ROLLOUT}.tensor_model_parallel_size": gpus}
             for gpus in (2, 4, 8)
-            if gpus > rollout.tensor_model_parallel_size and shape.decoder.heads % gpus == 0
+            if gpus > rollout.tensor_model_parallel_size
+            and not (shape.is_known and shape.decoder.heads % gpus)
         ]
     if not actor.offload_optimizer:
         yield [{f"{ACTOR}.offload_optimizer": True}]

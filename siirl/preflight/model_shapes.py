@@ -5,8 +5,9 @@ that the backward pass keeps for it. The formulas of a block list the tensors th
 the modules of transformers and `siirl.models.openvla_vision`, with an attention kernel that keeps
 no scores; tests count the saved tensors of real modules.
 
-Left out: mixtures of experts, and architectures that are not in `DECODERS` (no table is made for
-them); the adapters' own activations (the inputs of their layers once more, in `rank` channels).
+Left out: mixtures of experts, and architectures that are not in `DECODERS` (of them only the
+weights are counted, `unknown_shape`); the adapters' own activations (the inputs of their layers
+once more, in `rank` channels).
 """
 
 import itertools
@@ -148,7 +149,7 @@ class ModelShape:
     """A model as a list of stacks and the weights besides them."""
 
     stacks: tuple[Stack, ...]
-    """The stacks; the decoder is the last."""
+    """The stacks; the decoder is the last. Empty for an unknown architecture."""
     other_linears: tuple[tuple[int, int], ...]
     """Linear layers with adapters outside the stacks."""
     other_parameters: int
@@ -157,6 +158,13 @@ class ModelShape:
     """Places of an observation in each stack but the last."""
     is_critic: bool = False
     """Whether a value head replaces the policy's head."""
+    frozen: int = 0
+    """Weights that are never trained."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether more is known than the number of weights."""
+        return bool(self.stacks)
 
     @property
     def decoder(self) -> Stack:
@@ -257,6 +265,11 @@ def openvla_places(*, images: int, question: int, actions: int) -> int:
     """
     patches = images * (IMAGE_SIZE // PATCH) ** 2
     return patches + 1 + question + actions * ACTION_SIZE + 1 + 1
+
+
+def unknown_shape(parameters: int, *, frozen: int = 0) -> ModelShape:
+    """Shape of an unknown architecture with `parameters` weights, `frozen` ones among them."""
+    return ModelShape(stacks=(), other_linears=(), other_parameters=parameters, frozen=frozen)
 
 
 def read_shape(folder: Path, *, images: int, critic: bool = False) -> ModelShape | None:

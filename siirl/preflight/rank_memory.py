@@ -8,7 +8,9 @@ memory before the next. The table shows each; the largest decides.
 
 Left out: passes of a reward model, and its weights on ranks that only roll out; the other agents of
 a job with several policies; fragmentation and the CUDA context (`gpu_fit.USABLE` leaves room for
-them); models of unknown architecture (`siirl.preflight.model_shapes`), which have no table.
+them); of models of unknown architecture (`siirl.preflight.model_shapes`) everything that needs more
+than the number of weights: activations, blocks that are gathered or cast, and keys and values of
+siirl's own engine. Their table is a lower bound.
 """
 
 import dataclasses
@@ -18,7 +20,7 @@ from math import ceil
 
 from envs.base import EnvSpec
 from siirl.files.paths import find
-from siirl.files.weight_files import weight_files
+from siirl.files.weight_files import parameters_in, weight_files
 from siirl.params import sizes
 from siirl.params.critic_sizes import critic_update
 from siirl.params.data_args import DataArguments
@@ -28,19 +30,23 @@ from siirl.params.model_args import (
     LoraArguments,
     ModelArguments,
 )
+from siirl.params.policies import LANGUAGE_MODEL
+from siirl.params.references import is_reference
 from siirl.params.reward_args import RewardArguments, reward_parts
 from siirl.params.sizes import GIB
 from siirl.params.training_args import SiiRLArguments
-from siirl.preflight.memory import Parts, total
+from siirl.preflight.memory import Parts, policy_parameters, total, trained_parameters
 from siirl.preflight.model_shapes import (
     QUESTION_LENGTH,
     ModelShape,
     NumberSizes,
     openvla_places,
     read_shape,
+    unknown_shape,
 )
 
 RANK = "rank"
+HEAD = "lm_head"  # in the name of a language model's head, which a critic does not have
 WEIGHT_BYTES, MOMENTS_BYTES = 4, 8  # float32; Adam's first and second moment
 
 
@@ -56,6 +62,8 @@ class RankMemory:
     """Models that are on this GPU too, but whose memory is unknown."""
     kind: str = RANK
     """Which rank this is, if groups of ranks differ."""
+    lower_bound: bool = False
+    """Whether a model's architecture is unknown, so that only its weights are counted."""
 
     def with_critic(self, critic: "RankMemory") -> "RankMemory":
         """This rank with a critic, whose table is `critic`: a rank holds both models throughout,
@@ -65,7 +73,12 @@ class RankMemory:
         phases = tuple(
             (f"critic's {name}", parts) for name, parts in critic.phases if name != "rollout"
         )
-        return dataclasses.replace(self, held=(*self.held, *own), phases=(*self.phases, *phases))
+        return dataclasses.replace(
+            self,
+            held=(*self.held, *own),
+            phases=(*self.phases, *phases),
+            lower_bound=self.lower_bound or critic.lower_bound,
+        )
 
     @property
     def peak(self) -> tuple[str, float]:
@@ -82,7 +95,7 @@ def rank_memory(
     shape: ModelShape | None = None,
     kind: str | None = None,
 ) -> RankMemory | None:
-    """The table of a rank; None for a model whose shape is unknown.
+    """The table of a rank; None for a model whose number of weights is unknown.
 
     Args:
         config: Configuration of the job.
@@ -92,7 +105,7 @@ def rank_memory(
         kind: Kind of the rank, with separate groups; None: the one that needs more.
     """
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
-    if shape is None or bool(shape.images) == is_text(spec):
+    if shape is None or (shape.is_known and bool(shape.images) == is_text(spec)):
         return None
     ranks = sizes.training_ranks(config.trainer, config.dag)
     rollout_ranks = sizes.rollout_ranks(config.trainer, config.dag)
@@ -134,12 +147,28 @@ def model_shape(
     model: ModelArguments, *, path: str | None = None, critic: bool = False
 ) -> ModelShape | None:
     """The shape of the model in `path`, by default `actor_rollout_ref.model.path`, or of a critic
-    on it; None if it is unknown.
+    on it; None if not even the number of its weights is known.
     """
     path = path or model.path
     if path is None:
         return None
-    return read_shape(find(path), images=_images(model), critic=critic)
+    shape = read_shape(find(path), images=_images(model), critic=critic)
+    return shape or _counted_weights(model, path=path, critic=critic)
+
+
+def _counted_weights(model: ModelArguments, *, path: str, critic: bool) -> ModelShape | None:
+    """The weights in the files in `path`. A user's policy decides itself what it reads and trains,
+    and the critic of a robot policy what it keeps.
+    """
+    if is_reference(model.policy) or (critic and model.policy != LANGUAGE_MODEL):
+        return None
+    if critic:
+        parameters = parameters_in(path, counted=lambda name: HEAD not in name)
+        return unknown_shape(parameters) if parameters else None
+    own = dataclasses.replace(model, path=path)
+    parameters = policy_parameters(own)
+    frozen = parameters - trained_parameters(own)
+    return unknown_shape(parameters, frozen=frozen) if parameters else None
 
 
 @dataclass(frozen=True)
@@ -165,7 +194,8 @@ class PolicyMemory:
     def table(self, *, encoder: float = 0.0) -> RankMemory:
         """All parts of a training rank, with an encoder of `encoder` bytes."""
         actor, shape = self.policy.actor, self.shape
-        trained = self.adapters or shape.parameters
+        has_adapters = self.policy.model.lora.rank > 0
+        trained = self.adapters if has_adapters else shape.parameters - shape.frozen
         sharing = actor.fsdp_size or self.ranks
         sharded = trained / sharing
         weights = (self.base_bytes * shape.parameters + WEIGHT_BYTES * self.adapters) / sharing
@@ -185,9 +215,7 @@ class PolicyMemory:
         rollout = (*(generation if self.sleeps else ()), ("encoder", encoder))
         update = (
             ("gradients", WEIGHT_BYTES * accumulated),
-            ("cast weights", self.cast_weights()),
-            ("gathered blocks", self.gathered()),
-            ("activations", self.activations()),
+            *(self.passes() if shape.is_known else ()),
         )
         step = (
             ("gradients", WEIGHT_BYTES * sharded),
@@ -200,6 +228,15 @@ class PolicyMemory:
                 ("update", _present(update)),
                 ("optimiser's step", _present(step)),
             ),
+            lower_bound=not shape.is_known,
+        )
+
+    def passes(self) -> Parts:
+        """Parts of the forward and backward passes, of a known shape."""
+        return (
+            ("cast weights", self.cast_weights()),
+            ("gathered blocks", self.gathered()),
+            ("activations", self.activations()),
         )
 
     def rollout_table(self, *, encoder: float) -> RankMemory:
@@ -212,6 +249,7 @@ class PolicyMemory:
         return RankMemory(
             held=_present((("acting weights, twice", copies),)),
             phases=(("rollout", _present((*generation, ("encoder", encoder)))),),
+            lower_bound=not self.shape.is_known,
         )
 
     @cached_property
@@ -230,7 +268,8 @@ class PolicyMemory:
         """Bytes of a base weight, which adapters leave in the compute dtype
         (`siirl.models.adapters.narrow_frozen`).
         """
-        return compute_bytes(self.policy.model) if self.adapters else WEIGHT_BYTES
+        adapters = self.policy.model.lora.rank > 0
+        return compute_bytes(self.policy.model) if adapters else WEIGHT_BYTES
 
     @property
     def text(self) -> bool:
@@ -322,7 +361,9 @@ class PolicyMemory:
         return observations * places, observations
 
     def generation(self) -> Parts:
-        """Keys and values of text engines, and vLLM's weights; each GPU holds its part."""
+        """Keys and values of text engines, and vLLM's weights; each GPU holds its part. Those of
+        siirl's own engine need a known shape.
+        """
         rollout = self.policy.rollout
         if not self.rolls_out:
             return ()
@@ -330,7 +371,7 @@ class PolicyMemory:
             compute = self.computing.compute
             weights = compute * self.shape.parameters / rollout.tensor_model_parallel_size
             return (("vLLM's weights", weights), ("keys and values", rollout.kv_cache_gib * GIB))
-        if rollout.name != "hf":
+        if rollout.name != "hf" or not self.shape.is_known:
             return ()
         row = self.data.max_prompt_length + self.data.max_response_length
         token = self.shape.decoder.token_bytes(self.computing.compute)
@@ -346,8 +387,8 @@ class PolicyMemory:
 
 
 def critic_memory(policy: PolicyMemory, config: SiiRLArguments) -> PolicyMemory | None:
-    """Memory of the critic beside `policy`, without adapters and not compiled; None if its shape is
-    unknown (`siirl.dag_worker.critic_components`).
+    """Memory of the critic beside `policy`, without adapters and not compiled; None if its number
+    of weights is unknown (`siirl.dag_worker.critic_components`).
     """
     settings = config.actor_rollout_ref
     shape = model_shape(settings.model, path=config.critic.path, critic=True)

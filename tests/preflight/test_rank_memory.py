@@ -521,10 +521,111 @@ def test_a_row_of_the_first_openvla_has_a_pass_an_action(folder: Any) -> None:
     assert own == parallel
 
 
-def test_a_model_of_unknown_architecture_has_no_table(folder: Any) -> None:
-    config = text(folder({**QWEN, "model_type": "qwen3_moe"}))
+EXPERTS = {**QWEN, "model_type": "qwen3_moe"}
+BILLION = 10**9
+
+
+def sparse(folder: Path, **billions: float) -> Path:
+    """Write weights of these names and sizes into `folder`, in bfloat16, without taking room."""
+    entries, end = {}, 0
+    for name, number in billions.items():
+        count = int(number * BILLION)
+        offsets = [end, end + 2 * count]
+        entries[name] = {"dtype": "BF16", "shape": [count], "data_offsets": offsets}
+        end += 2 * count
+    header = json.dumps(entries).encode()
+    file = folder / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with file.open("r+b") as stream:
+        stream.truncate(8 + len(header) + end)
+    return folder
+
+
+def test_a_model_of_unknown_architecture_without_weights_has_no_table(folder: Any) -> None:
+    config = text(folder(EXPERTS))
     assert rank_memory(config, QUESTIONS) is None
     assert gpu_problems(config, QUESTIONS, gpu=Gpu(1.0)) == []
+
+
+def test_of_an_unknown_architecture_the_plan_counts_the_weights_as_a_lower_bound(
+    folder: Any,
+) -> None:
+    """Two billion weights on two GPUs: float32 with gradients and Adam, 16 bytes each, are shared;
+    vLLM's bfloat16 is whole.
+    """
+    path = sparse(folder(EXPERTS), weight=2)
+    config = text(path, "trainer.n_gpus_per_node=2")
+    table = rank_memory(config, QUESTIONS)
+    assert table is not None and table.lower_bound
+    assert dict(table.held) == {"weights": 4 * BILLION, "Adam": 8 * BILLION}
+    assert {name: dict(parts) for name, parts in table.phases} == {
+        "rollout": {"vLLM's weights": 4 * BILLION, "keys and values": 28 * GIB},
+        "update": {"gradients": 4 * BILLION},
+        "optimiser's step": {"gradients": 4 * BILLION},
+    }
+    [(topic, first), *_] = table_lines(table, gpu=EIGHTY_GB)
+    assert topic == "a GPU"
+    assert first.startswith(
+        "at least 42.9 GiB of 79.0 GiB in its rollout, a lower bound, without the activations of "
+        "an unknown architecture; throughout weights 3.7 GiB"
+    )
+    assert gpu_problems(config, QUESTIONS, gpu=EIGHTY_GB) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "told"),
+    [
+        ((ONE_GPU,), "rank", "trainer.n_gpus_per_node=8"),
+        (HF, "rank", "trainer.n_gpus_per_node=8"),
+        ((ONE_GPU, f"{ROLLOUT}.kv_cache_gib=1"), "rank", ADAPTERS),
+        (("dag.groups={rollout: 7, train: 1}",), "training rank", ADAPTERS),
+        (
+            ("dag.groups={rollout: 1, train: 7}", f"{ROLLOUT}.kv_cache_gib=60"),
+            "rollout rank",
+            f"{ROLLOUT}.kv_cache_gib=1",
+        ),
+    ],
+)
+def test_a_lower_bound_above_the_gpu_is_refused_with_settings_that_lower_it(
+    words: tuple[str, ...], kind: str, told: str, folder: Any
+) -> None:
+    path, gpu = sparse(folder(EXPERTS), weight=7), Gpu(64 * GIB)
+    (problem,) = gpu_problems(text(path, *words), QUESTIONS, gpu=gpu, problems=keys)
+    assert str(problem).startswith(f"A {kind} needs at least ")
+    named = re.search(r"These settings may fit: (.*)\.$", str(problem))
+    assert named is not None, str(problem)
+    assert told in named[1]
+    for remedy in named[1].split("; or "):
+        applied = text(path, *words, *remedy.split())
+        assert gpu_problems(applied, QUESTIONS, gpu=gpu) == []
+
+
+def test_a_policy_that_trains_its_expert_alone_has_moments_of_it_alone(folder: Any) -> None:
+    """Three billion weights, of which one is trained, in float32."""
+    names = {"paligemma_with_expert.paligemma.weight": 2, "expert": 1}
+    path = sparse(folder({"type": "pi0"}), **names)
+    words = ("actor_rollout_ref.model.policy=pi0", "actor_rollout_ref.model.lora.rank=0")
+    table = rank_memory(libero(path, *words, trainer="gpu_libero_one"), LIBERO_10)
+    assert table is not None and table.lower_bound
+    assert dict(table.held) == {"weights": 12 * BILLION, "Adam": 8 * BILLION}
+    assert dict(dict(table.phases)["update"]) == {"gradients": 4 * BILLION}
+
+
+def test_a_users_policy_of_unknown_architecture_has_no_table(folder: Any) -> None:
+    """It may train a few of its weights."""
+    path = sparse(folder({"type": "own"}), weight=1)
+    words = ("actor_rollout_ref.model.policy=own:policy",)
+    assert rank_memory(libero(path, *words, trainer="gpu_libero_one"), LIBERO_10) is None
+
+
+def test_a_critic_of_unknown_architecture_counts_without_its_head(folder: Any) -> None:
+    path = sparse(folder(EXPERTS), lm_head=1, weight=2)
+    config = text(path, ONE_GPU)
+    table = rank_memory(config, QUESTIONS, with_critic=True)
+    assert table is not None and table.lower_bound
+    held = dict(table.held)
+    assert held["weights"] == 12 * BILLION
+    assert held["critic's weights"] == 8 * BILLION
 
 
 @pytest.mark.parametrize("config", [QWEN, {**QWEN, "tie_word_embeddings": True}, QWEN3])
