@@ -69,6 +69,7 @@ def _train(parsed: ParsedConfig, *, start: bool) -> None:
     if not start:
         return
     from siirl.jobs.training_run import run
+    from siirl.preflight.object_store import store_bytes
     from siirl.reporting.run_folder import PLAN_FILE, run_folder
 
     needed_bytes = int(job.plan.needs.disk_bytes)
@@ -77,7 +78,7 @@ def _train(parsed: ParsedConfig, *, start: bool) -> None:
         if config.cluster.mode == "ray":  # nothing more is printed until its processes run
             print(f"  starting    {cluster_in_words(config.cluster.address)}", flush=True)
         (folder / PLAN_FILE).write_text(f"{render(job.plan)}\n")
-        run(config, job.graph, folder)
+        run(config, job.graph, folder, store_bytes=store_bytes(job.plan.needs.memory_parts))
 
 
 def cluster_in_words(address: str | None) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from siirl import stacks
@@ -16,14 +17,15 @@ from siirl.preflight.ray_address import resolve_address
 
 
 def session(
-    cluster: ClusterArguments, *, folder: Path | None = None
+    cluster: ClusterArguments, *, folder: Path | None = None, store_bytes: float = 0.0
 ) -> AbstractContextManager[None]:
     """Ray session for `cluster`; empty with cluster=local. Ray's messages go to a file in
-    `folder`; None: to stderr.
+    `folder`; None: to stderr. A private Ray's object store has at least `store_bytes`.
     """
     if cluster.mode == "local":
         return nullcontext()
-    return ray_session(cluster_settings(cluster, folder=folder))
+    settings = cluster_settings(cluster, folder=folder)
+    return ray_session(replace(settings, store_bytes=store_bytes))
 
 
 def cluster_settings(cluster: ClusterArguments, *, folder: Path | None = None) -> ClusterSettings:

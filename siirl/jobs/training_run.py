@@ -68,13 +68,14 @@ MEAN_RETURN = "val/all/return"  # in every evaluation with a graded episode
 MEAN_SCORE = "val/all/mean_score"
 
 
-def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
+def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, *, store_bytes: float) -> None:
     """Train to the end and summarise the policy's results.
 
     Args:
         config: The checked job.
         graph: The job's checked graph.
         run_folder: Output folder.
+        store_bytes: Least size of a private Ray's object store; 0: Ray's default.
 
     Raises:
         Interrupted: The run was interrupted; it can resume from a checkpoint of the completed
@@ -89,7 +90,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         write_graph(graph, run_folder, groups=config.dag.groups)
         stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
         # first, so that nothing has been written if the cluster refuses
-        stack.enter_context(session(config.cluster, folder=run_folder))
+        stack.enter_context(session(config.cluster, folder=run_folder, store_bytes=store_bytes))
         layout = layout_of(config, graph)
         report = LiveReport(run_folder)
         stack.callback(report.finish)

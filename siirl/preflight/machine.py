@@ -144,6 +144,12 @@ def total_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def shared_memory_bytes() -> int:
+    """Free bytes of /dev/shm, where Ray's object store is."""
+    place = os.statvfs("/dev/shm")
+    return place.f_frsize * place.f_bavail
+
+
 def opengl_problems() -> list[SiirlError]:
     """Try to render, in a separate process because a broken driver may crash."""
     command = [sys.executable, "-c", OPENGL_PROBE]

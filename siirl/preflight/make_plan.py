@@ -24,7 +24,7 @@ from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.duration import estimated_minutes
 from siirl.preflight.group_placement import GroupPlan
-from siirl.preflight.memory import disk_bytes, training_memory
+from siirl.preflight.memory import PUBLISHED, disk_bytes, training_memory
 from siirl.preflight.plan import (
     LengthPlan,
     Machine,
@@ -152,7 +152,7 @@ def _memory_of_agent(group: int, plan: Plan, *, shares: bool) -> list[tuple[str,
     return [
         (f"agent {group}'s {name}", size)
         for name, size in plan.needs.memory_parts
-        if name not in of_run and not (shares and name.startswith("policy"))
+        if name not in of_run and not (shares and name.startswith(("policy", PUBLISHED)))
     ]
 
 

@@ -33,6 +33,7 @@ ROUGHLY = 1.5  # error factor of the estimate
 
 Parts = tuple[tuple[str, float], ...]
 """Name and bytes of each part."""
+PUBLISHED, IMAGES_PART = "weights for rollout ranks", "images"
 MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's two moments, in a checkpoint
 # of a trained parameter: its weight in the shards and in the whole weights, and the moments
 STORED_BYTES_PER_PARAMETER = 2 * BYTES_PER_PARAMETER + MOMENTS_BYTES_PER_PARAMETER
@@ -107,7 +108,7 @@ def training_memory(
         *(_left_by_gpus if on_gpu else _trained)(config, models=models),
         *_vllm(config, on_gpu=on_gpu),
         *_published(config),
-        ("images", episodes_of_training(config).count * images),
+        (IMAGES_PART, episodes_of_training(config).count * images),
     )
 
 
@@ -149,7 +150,7 @@ def _published(config: SiiRLArguments) -> Parts:
     narrow = sizes.trains_sharded(trainer, dag) or policy.rollout.name == VLLM
     width = _compute_width(policy.model) if narrow else BYTES_PER_PARAMETER
     frozen = _frozen_bytes(policy.model, models=1, width=width)
-    return (("weights for rollout ranks", frozen + (steps + 2) * width * changing),)
+    return ((PUBLISHED, frozen + (steps + 2) * width * changing),)
 
 
 def _compute_width(model: ModelArguments) -> int:

@@ -38,10 +38,12 @@ from siirl.preflight.machine import (
     free_memory_bytes,
     machine_problems,
     planned_gpu,
+    shared_memory_bytes,
     total_memory_bytes,
 )
 from siirl.preflight.make_plan import make_plan, plan_of_groups
 from siirl.preflight.memory import episodes_of_training, simulation_problems
+from siirl.preflight.object_store import store_problems
 from siirl.preflight.plan import Machine, Plan, ResumePoint
 from siirl.preflight.resume_checks import (
     changed_options,
@@ -112,6 +114,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
             player=None if player == group else (player, config_of_group(config, player)),
         )
     plan = plan_of_groups(plans, shared=owners(config.agents))
+    refuse(store_problems(config, plan.needs.memory_parts, shared_memory_bytes=shared_memory_bytes))
     if begins is not None:  # the checks above may change keys
         plan = replace(plan, begins=with_changes(begins, config))
     return PreparedJob(graph=graph, plan=plan, warnings=tuple(dict.fromkeys(warnings)))

@@ -104,6 +104,14 @@ def test_environments_are_those_of_the_agent_that_plays(both) -> None:
     assert parts["agent 1's policy and Adam"] > 0
 
 
+def test_an_agent_that_acts_with_anothers_weights_publishes_none() -> None:
+    job, words = graph(updates={"write": 0, "check": 1}), ("dag.groups={rollout: 1, train: 1}",)
+    plans = {group: plan_of(group, job, words=words) for group in (0, 1)}
+    published = "agent 1's weights for rollout ranks"
+    assert published in dict(plan_of_groups(plans, shared={}).needs.memory_parts)
+    assert published not in dict(plan_of_groups(plans, shared={1: 0}).needs.memory_parts)
+
+
 def test_each_node_that_updates_a_policy_takes_its_steps() -> None:
     job = graph(updates={"short": 0, "long": 0})
     plan = plan_of(0, job, spec=SPEC, words=("env.played_by=[]",))

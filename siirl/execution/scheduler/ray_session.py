@@ -59,6 +59,8 @@ PASSED_ON = (
 TIMED_OUT, STARTS = "timed out during startup", 3
 FAILED = 1
 MESSAGES_FILE = "ray.txt"  # in a run folder
+SMALLEST_STORE = 75 * 1024 * 1024  # Ray refuses a smaller object store
+SHARED_MEMORY_USED = 0.95  # share of /dev/shm for the object store, as in Ray's own default
 SHUTDOWN_S = 20.0  # one or two seconds on an idle machine
 
 
@@ -74,6 +76,8 @@ class ClusterSettings:
     """Environment variables of every process."""
     messages: Path | None = None
     """File for Ray's messages and the traces of its processes; None: stderr."""
+    store_bytes: float = 0.0
+    """Least size of a private Ray's object store; 0: Ray's default."""
 
 
 @contextmanager
@@ -200,6 +204,7 @@ def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> set
                 log_to_driver=True,
                 logging_level=logging.WARNING,
                 runtime_env=_runtime_env(settings, folder),
+                object_store_memory=store_memory(settings),
                 _temp_dir=None if folder is None else str(folder / SESSION),
             )
     except Exception as error:
@@ -209,6 +214,19 @@ def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> set
         _kill(_children() - before)
         return _init(settings, folder, starts=starts - 1)
     return _children() - before if settings.address is None else set()
+
+
+def store_memory(settings: ClusterSettings) -> int | None:
+    """Size of the object store: the larger of Ray's default and the size that was asked for, and
+    no more than /dev/shm has, beyond which Ray 2.60 would keep the whole store on the disk. None:
+    Ray decides.
+    """
+    if settings.address is not None or not settings.store_bytes:
+        return None
+    utils: Any = importlib.import_module("ray._private.utils")  # has no types
+    default = utils.resolve_object_store_memory(utils.estimate_available_memory())
+    in_memory = SHARED_MEMORY_USED * utils.get_shared_memory_bytes()
+    return int(max(SMALLEST_STORE, min(max(default, settings.store_bytes), in_memory)))
 
 
 def _runtime_env(settings: ClusterSettings, folder: Path | None) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+"""Ray's object store: its size for a job with separate rollout ranks, and the refusal of a machine
+whose /dev/shm does not hold the weights.
+"""
+
+import pytest
+
+from siirl.preflight.object_store import ROWS_BYTES, store_bytes, store_problems
+from tests.preflight.test_memory import job
+
+PARTS = (
+    ("policy and Adam", 5e9),
+    ("weights for rollout ranks", 6e9),
+    ("images", 1e9),
+    ("agent 1's weights for rollout ranks", 2e9),
+)
+SEPARATE = ("dag.groups={rollout: 1, train: 1}", "trainer.n_gpus_per_node=2")
+
+
+def refusals(*words: str, free: float) -> list[str]:
+    config = job(*SEPARATE, *words)
+    return [str(each) for each in store_problems(config, PARTS, shared_memory_bytes=lambda: free)]
+
+
+def test_the_store_holds_the_weights_of_all_agents_and_the_rows_below_the_share_that_ray_fills() -> (
+    None
+):
+    assert store_bytes(PARTS) == (6e9 + 2e9 + 1e9 + ROWS_BYTES) / 0.8
+
+
+def test_without_separate_rollout_ranks_ray_decides() -> None:
+    assert store_bytes((("policy and Adam", 5e9), ("images", 1e9))) == 0.0
+
+
+def test_weights_beyond_the_shared_memory_are_refused_with_the_remedies() -> None:
+    """8 GB in a store that is at most 80 % full, in 95 % of /dev/shm, need 10.5 GB there."""
+    assert refusals(free=10.6e9) == []
+    assert refusals(free=64e6) == [
+        "The weights for the rollout ranks of dag.groups take 8.0 GB in Ray's object store, which "
+        "needs 10.5 GB of /dev/shm, but this machine has 64 MB free there: make it larger (in "
+        "Docker --shm-size=12g), or train adapters (actor_rollout_ref.model.lora.rank)."
+    ]
+
+
+def test_the_stores_of_a_running_cluster_are_not_checked() -> None:
+    assert refusals("cluster.address=10.0.0.1:6379", free=64e6) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("trainer.max_staleness=2",), False),
+        (("trainer.max_staleness=2", "actor_rollout_ref.rollout.mode=sync"), True),
+        (("trainer.max_staleness=0",), False),
+    ],
+)
+def test_less_staleness_helps_a_schedule_alone(words: tuple[str, ...], told: bool) -> None:
+    (problem,) = refusals(*words, free=64e6)
+    assert problem.endswith(", or lower trainer.max_staleness.") == told
+
+
+def test_adapters_are_no_remedy_if_they_are_trained_already() -> None:
+    (problem,) = refusals("actor_rollout_ref.model.lora.rank=4", free=64e6)
+    assert problem.endswith("(in Docker --shm-size=12g).")
