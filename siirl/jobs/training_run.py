@@ -40,6 +40,7 @@ from siirl.params.parser import to_tree
 from siirl.params.training_args import TrainingArguments
 from siirl.preflight.group_placement import scheduled
 from siirl.preflight.machine import device_slots
+from siirl.preflight.object_store import small_stores
 from siirl.reporting.command_console import CommandConsole
 from siirl.reporting.console import (
     EMBODIED_COLUMNS,
@@ -59,6 +60,7 @@ from siirl.reporting.rollout_files import ROLLOUTS_FOLDER
 from siirl.reporting.sentinels import Sentinels
 from siirl.reporting.statistics import SuccessInterval, evaluations, mean_scores
 from siirl.terminal.printable import printable
+from siirl.terminal.warning_lines import warn
 
 if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
@@ -75,7 +77,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, *, store_byt
         config: The checked job.
         graph: The job's checked graph.
         run_folder: Output folder.
-        store_bytes: Least size of a private Ray's object store; 0: Ray's default.
+        store_bytes: Size that Ray's object store needs (`siirl.preflight.object_store`).
 
     Raises:
         Interrupted: The run was interrupted; it can resume from a checkpoint of the completed
@@ -92,6 +94,10 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, *, store_byt
         # first, so that nothing has been written if the cluster refuses
         stack.enter_context(session(config.cluster, folder=run_folder, store_bytes=store_bytes))
         layout = layout_of(config, graph)
+        if config.cluster.address is not None:
+            small = small_stores(store_bytes, layout, machines())
+            if small is not None:
+                warn(small)
         report = LiveReport(run_folder)
         stack.callback(report.finish)
         writers = stack.enter_context(MetricWriters(config.trainer.logger, description))

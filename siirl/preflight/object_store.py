@@ -4,9 +4,10 @@ Ray writes what exceeds it to the disk without a word, and each exchange then ta
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from siirl.errors import ConfigError, SiirlError
+from siirl.execution.scheduler.placement import ClusterLayout, ClusterMachine
 from siirl.execution.scheduler.ray_session import SHARED_MEMORY_USED
 from siirl.params import sizes
 from siirl.params.sizes import GIB
@@ -29,7 +30,7 @@ def store_problems(
     config: SiiRLArguments, parts: Parts, *, shared_memory_bytes: Callable[[], float]
 ) -> list[SiirlError]:
     """Weights for rollout ranks beyond this machine's /dev/shm, of which `shared_memory_bytes` are
-    free: Ray would keep them on the disk. The stores of a running cluster have their sizes already.
+    free: Ray would keep them on the disk. For a running cluster see `small_stores`.
     """
     weights = _sum(parts, PUBLISHED)
     if not weights or config.cluster.address is not None:
@@ -51,6 +52,27 @@ def store_problems(
             f"{size_text(free)} free there: {', or '.join(remedies)}."
         )
     ]
+
+
+def small_stores(
+    needed: float, layout: ClusterLayout, there: Sequence[ClusterMachine]
+) -> str | None:
+    """Warning for a running cluster: stores with less than the `needed` bytes (`store_bytes`) on
+    machines that may get ranks; None if there are none.
+    """
+    small = [
+        machine
+        for machine in there
+        if machine.gpus >= layout.gpus_per_node and machine.store_bytes < needed
+    ]
+    if not small:
+        return None
+    has = ", ".join(f"{machine.address} with {size_text(machine.store_bytes)}" for machine in small)
+    return (
+        f"The rollout ranks of dag.groups need {size_text(needed)} of Ray's object store on a "
+        f"machine, and the cluster has {has}: Ray writes the rest to the disk, and each exchange "
+        f"takes seconds. Start Ray with --object-store-memory={math.ceil(needed)} there."
+    )
 
 
 def _sum(parts: Parts, name: str) -> float:

@@ -4,7 +4,8 @@ whose /dev/shm does not hold the weights.
 
 import pytest
 
-from siirl.preflight.object_store import ROWS_BYTES, store_bytes, store_problems
+from siirl.execution.scheduler.placement import ClusterLayout, ClusterMachine
+from siirl.preflight.object_store import ROWS_BYTES, small_stores, store_bytes, store_problems
 from tests.preflight.test_memory import job
 
 PARTS = (
@@ -41,8 +42,21 @@ def test_weights_beyond_the_shared_memory_are_refused_with_the_remedies() -> Non
     ]
 
 
-def test_the_stores_of_a_running_cluster_are_not_checked() -> None:
+def test_small_stores_of_a_running_cluster_draw_a_warning_where_ranks_may_be() -> None:
     assert refusals("cluster.address=10.0.0.1:6379", free=64e6) == []
+    there = [
+        ClusterMachine("a", "10.0.0.1", 0, 1e9),  # has no GPU, so it gets no rank
+        ClusterMachine("b", "10.0.0.2", 2, 2e9),
+        ClusterMachine("c", "10.0.0.3", 2, 4e9),
+    ]
+    layout = ClusterLayout(ranks_per_node=2, gpus=(1, 1))
+    assert small_stores(2e9, layout, there) is None
+    assert small_stores(0.0, ClusterLayout(), there) is None
+    assert small_stores(3e9, layout, there) == (
+        "The rollout ranks of dag.groups need 3.0 GB of Ray's object store on a machine, and the "
+        "cluster has 10.0.0.2 with 2.0 GB: Ray writes the rest to the disk, and each exchange "
+        "takes seconds. Start Ray with --object-store-memory=3000000000 there."
+    )
 
 
 @pytest.mark.parametrize(

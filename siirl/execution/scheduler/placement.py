@@ -60,6 +60,8 @@ class ClusterMachine(NamedTuple):
     address: str
     gpus: int
     """All GPUs, in use or not."""
+    store_bytes: float = 0.0
+    """Size of its object store."""
 
 
 class Placement:
@@ -146,7 +148,10 @@ def machines() -> list[ClusterMachine]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [
         ClusterMachine(
-            node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            int(node["Resources"].get("GPU", 0)),
+            node["Resources"].get("object_store_memory", 0.0),
         )
         for node in nodes
         if node["Alive"]
