@@ -23,8 +23,11 @@ class Peak:
 
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet (bfloat16 with sparsity, halved)"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet (sparsity halved)"
+_BLACKWELL = "NVIDIA Blackwell datasheet (GB200 NVL72 and HGX B200; sparsity halved)"
 PEAKS: dict[str, Peak] = {
     # The first key that is part of the device's name applies, so longer keys come first.
+    "GB200": Peak(2500 * TERA, 80 * TERA, _BLACKWELL),
+    "B200": Peak(2250 * TERA, 75 * TERA, _BLACKWELL),
     "H100 PCIe": Peak(756 * TERA, 51 * TERA, _H100),
     "H100 NVL": Peak(835 * TERA, 60 * TERA, _H100),
     "H100": Peak(989 * TERA, 67 * TERA, _H100),
@@ -32,6 +35,7 @@ PEAKS: dict[str, Peak] = {
     "H200 NVL": Peak(835 * TERA, 60 * TERA, _H200),
     "H200": Peak(989 * TERA, 67 * TERA, _H200),
     "A100": Peak(312 * TERA, 19.5 * TERA, "NVIDIA A100 Tensor Core GPU datasheet"),
+    "A800": Peak(312 * TERA, 19.5 * TERA, "NVIDIA A800 datasheet: an A100 with slower NVLink"),
     "L40S": Peak(362 * TERA, 91.6 * TERA, "NVIDIA L40S datasheet"),
     "L40": Peak(181 * TERA, 90.5 * TERA, "NVIDIA L40 datasheet"),
     "L4": Peak(121 * TERA, 30.3 * TERA, "NVIDIA L4 datasheet (sparsity halved)"),
