@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from torch.profiler import record_function
 
 from siirl.data_coordinator.protocol.join import append_rows, join_batches, positions_in, same_rows
 from siirl.errors import ConfigError
@@ -141,10 +142,15 @@ class Dataflow:
                 node.status = NodeStatus.READY
 
     def _begin(self, node: Node, this: _RoundState) -> None:
-        batch, writers = self._input(node, this)
-        this.begun[node.node_id] = _StartedNode(batch, writers, self.begin(node, batch))
+        with record_function(f"{range_name(node)}: start"):
+            batch, writers = self._input(node, this)
+            this.begun[node.node_id] = _StartedNode(batch, writers, self.begin(node, batch))
 
     def _run(self, node: Node, this: _RoundState) -> None:
+        with record_function(range_name(node)):
+            self._run_to_end(node, this)
+
+    def _run_to_end(self, node: Node, this: _RoundState) -> None:
         begun = this.begun.pop(node.node_id, None)
         if begun is None:
             (before, writers), started = self._input(node, this), None
@@ -318,6 +324,11 @@ class Dataflow:
                         "node_role=DYNAMIC_SAMPLING, so that it comes first, or let "
                         f"{reader!r} depend on it."
                     )
+
+
+def range_name(node: Node) -> str:
+    """Name of the node's range in the trace of a profiled step; torch does not escape quotes."""
+    return node.node_id.replace('"', "'")
 
 
 def running_order(graph: TaskGraph) -> list[tuple[Node, bool]]:

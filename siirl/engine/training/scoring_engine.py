@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.profiler import record_function
 
 from siirl.engine.training.batch_cuts import (
     MicroBatches,
@@ -32,6 +33,8 @@ from siirl.models.adapters import adapters_first, narrow_frozen
 from siirl.models.weight_rows import Rows, full_tensor, in_rows
 from siirl.models.weights import materialise, move_to
 from siirl.params import ActorArguments
+
+SCORED = "score micro-batch"  # a range in the trace of a profiled step
 
 
 class ScoringEngine(Generic[Scores]):
@@ -142,9 +145,10 @@ class ScoringEngine(Generic[Scores]):
         numbers = []
         with self.weights.resident(), self.computed.passes():
             for micro_batch, rows, _ in self.micro_batches.of(batch):
-                with self._computing():
-                    scores = self.scorer(self.module, micro_batch, self.temperature)
-                result = post_hook(scores, micro_batch)
+                with record_function(SCORED):
+                    with self._computing():
+                        scores = self.scorer(self.module, micro_batch, self.temperature)
+                    result = post_hook(scores, micro_batch)
                 kept.append(result if rows else result[:0])
                 numbers.append(rows)
             if isinstance(self.module, FSDPModule):

@@ -23,6 +23,7 @@ from tensordict import TensorDict
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import get_total_norm
+from torch.profiler import record_function
 
 from siirl.engine.training.batch_loss import (
     BatchLoss,
@@ -64,6 +65,10 @@ logger = logging.getLogger(__name__)
 NAMED = 5  # weights in a message
 # A single overflow of the gradient can happen; three in a row mean a broken model.
 SKIPS_IN_A_ROW = 3
+
+# Ranges in the trace of a profiled step (`siirl.dag_worker.step_trace`).
+TRAINED = "train micro-batch"
+OPTIMISED = "optimiser step"
 
 
 class TrainEngine(ScoringEngine[Scores]):
@@ -207,18 +212,19 @@ class TrainEngine(ScoringEngine[Scores]):
             counts = bool(rows)
             self._reduces(last)
             self._count_work(micro_batch, counts=counts)
-            with self._computing():
-                scores = self.scorer(self.module, micro_batch, self.temperature)
-            try:
-                part = loss_fn(scores, micro_batch)
-                require_gradient(part)
-            except TensorError as error:
-                # the other ranks wait in the backward pass: join them, then fail together
-                failure = failure or error
-                part = LossSum(loss=stacked(scores).sum())
-                counts = False
-            (part.loss * (scale if counts else 0.0)).backward()
-            tally.add(part, counts=counts)
+            with record_function(TRAINED):
+                with self._computing():
+                    scores = self.scorer(self.module, micro_batch, self.temperature)
+                try:
+                    part = loss_fn(scores, micro_batch)
+                    require_gradient(part)
+                except TensorError as error:
+                    # the other ranks wait in the backward pass: join them, then fail together
+                    failure = failure or error
+                    part = LossSum(loss=stacked(scores).sum())
+                    counts = False
+                (part.loss * (scale if counts else 0.0)).backward()
+                tally.add(part, counts=counts)
         with raise_on_all_ranks(self.ranks):
             if failure is not None:
                 raise failure
@@ -246,14 +252,15 @@ class TrainEngine(ScoringEngine[Scores]):
         for micro_batch, rows, last in self.micro_batches.of(batch):
             self._reduces(last)
             self._count_work(micro_batch, counts=bool(rows))
-            with self._computing():
-                scores = self.scorer(self.module, micro_batch, self.temperature)
-            pull = stacked(scores)
-            if rows:
-                gradient = in_scores[torch.as_tensor(rows, device=in_scores.device)]
-                (pull * gradient).sum().mul(scale).backward()
-            else:
-                (pull.sum() * 0.0).backward()
+            with record_function(TRAINED):
+                with self._computing():
+                    scores = self.scorer(self.module, micro_batch, self.temperature)
+                pull = stacked(scores)
+                if rows:
+                    gradient = in_scores[torch.as_tensor(rows, device=in_scores.device)]
+                    (pull * gradient).sum().mul(scale).backward()
+                else:
+                    (pull.sum() * 0.0).backward()
         return tally.total(self.ranks, weight=denominator)
 
     def apply_gradient(self, batch_loss: BatchLoss) -> TrainStep:
@@ -268,20 +275,21 @@ class TrainEngine(ScoringEngine[Scores]):
         rate = self.learning_rate()
         if batch_loss.weight == 0:
             return TrainStep(batch=batch_loss, applied=False, grad_norm=0.0, learning_rate=rate)
-        gradients = [weight.grad for weight in self._trained if weight.grad is not None]
-        if self.steps == 0 and len(gradients) < len(self._trained) and self.ranks.rank == 0:
-            self._name_unreached()
-        norm = float(full_tensor(get_total_norm(gradients)))
-        finite = math.isfinite(norm)
-        self._count_skip(finite)
-        if finite:
-            clip_gradients(gradients, norm=norm, limit=self.max_grad_norm)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            with self.moments.resident():
-                self.optimizer.step()
-            self.steps += 1
-        self._forget_gradient()
+        with record_function(OPTIMISED):
+            gradients = [weight.grad for weight in self._trained if weight.grad is not None]
+            if self.steps == 0 and len(gradients) < len(self._trained) and self.ranks.rank == 0:
+                self._name_unreached()
+            norm = float(full_tensor(get_total_norm(gradients)))
+            finite = math.isfinite(norm)
+            self._count_skip(finite)
+            if finite:
+                clip_gradients(gradients, norm=norm, limit=self.max_grad_norm)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                with self.moments.resident():
+                    self.optimizer.step()
+                self.steps += 1
+            self._forget_gradient()
         return TrainStep(batch=batch_loss, applied=finite, grad_norm=norm, learning_rate=rate)
 
     def _name_unreached(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.profiler import record_function
 
 from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.frozen_weights import FrozenWeights
@@ -37,6 +38,8 @@ __all__ = [
     "checksum",
     "receive_weights",
 ]
+
+SYNCED = "weight sync"  # a range in the trace of a profiled step
 
 
 @dataclass(frozen=True)
@@ -235,6 +238,10 @@ class WeightSync:
             InvariantError: The weights are not finite, the acting weights differ from the trained
                 ones, or the ranks act with different weights.
         """
+        with record_function(SYNCED):
+            self._sync()
+
+    def _sync(self) -> None:
         version = self.trained.steps
         weights = CheckedWeights(self._weights())
         pairs = self.acting.take_weights(weights)
