@@ -1,6 +1,6 @@
 """The size of Ray's object store, through which separate rollout ranks get their weights.
 
-Ray writes what exceeds it to the disk without a word, and each exchange then takes seconds.
+Ray writes what exceeds it to the disk without a word, and an exchange may then take seconds.
 """
 
 import math
@@ -70,8 +70,8 @@ def small_stores(
     has = ", ".join(f"{machine.address} with {size_text(machine.store_bytes)}" for machine in small)
     return (
         f"The rollout ranks of dag.groups need {size_text(needed)} of Ray's object store on a "
-        f"machine, and the cluster has {has}: Ray writes the rest to the disk, and each exchange "
-        f"takes seconds. Start Ray with --object-store-memory={math.ceil(needed)} there."
+        f"machine, and the cluster has {has}: Ray writes the rest to the disk, and an exchange "
+        f"may take seconds. Start Ray with --object-store-memory={math.ceil(needed)} there."
     )
 
 

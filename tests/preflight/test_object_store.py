@@ -54,8 +54,8 @@ def test_small_stores_of_a_running_cluster_draw_a_warning_where_ranks_may_be() -
     assert small_stores(0.0, ClusterLayout(), there) is None
     assert small_stores(3e9, layout, there) == (
         "The rollout ranks of dag.groups need 3.0 GB of Ray's object store on a machine, and the "
-        "cluster has 10.0.0.2 with 2.0 GB: Ray writes the rest to the disk, and each exchange "
-        "takes seconds. Start Ray with --object-store-memory=3000000000 there."
+        "cluster has 10.0.0.2 with 2.0 GB: Ray writes the rest to the disk, and an exchange may "
+        "take seconds. Start Ray with --object-store-memory=3000000000 there."
     )
 
 
