@@ -7,9 +7,7 @@ from siirl.params.fields import option
 
 @dataclass
 class ProfilerArguments:
-    """torch.profiler on selected steps; Chrome traces of all ranks go to `profile/` in the run
-    folder.
-    """
+    """torch.profiler on selected steps; a trace of all ranks goes to the run folder."""
 
     enable: bool = option(
         False,
