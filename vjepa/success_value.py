@@ -3,8 +3,8 @@
 A frame's value is GAMMA to the power of the moments left until success, and 0 in a failed episode.
 A kernel ridge regression predicts it for each task. The higher the predicted value of a failure's
 best moments, the more reward it gets. So no label besides success is needed, and a failure that
-came close only in the middle also counts. Freezing at a good moment earns nothing more, and frames
-unlike all others have the value 0.
+came close only in the middle also counts. The two best moments are averaged, so freezing at the
+best one counts it twice. Frames unlike all others have the value 0.
 
 The regression learns only from earlier steps, so it never scores an episode that it has learnt
 from. Its skill is how often it ranks the first half of a success above that of a failure from the
@@ -44,7 +44,8 @@ BEST_MOMENTS = 2  # moments of an episode whose values are averaged; see `closen
 class ValueRegression:
     """Kernel ridge regression with a Gaussian kernel as wide as the median distance of its rows.
 
-    Far from all rows it predicts 0, so a covered camera gets no reward.
+    Far from all rows it predicts 0. A covered camera still gets some reward, that of a failure
+    whose value is low beside the task's others.
 
     Args:
         rows_XE: Moments of all remembered trajectories.
