@@ -162,8 +162,12 @@ class LanguageModel(Adaptable):
                 decoder, input_ids, position_ids, seen=seen, generates=cache is not None
             )
         inputs |= {"attention_mask": mask, "past_key_values": cache, "use_cache": cache is not None}
-        if self._accepted is not None:
-            inputs = {name: value for name, value in inputs.items() if name in self._accepted}
+        if self._accepted is not None:  # a mask, a cache or pictures that it lacks stay an error
+            inputs = {
+                name: value
+                for name, value in inputs.items()
+                if name in self._accepted or (value is not None and name != "position_ids")
+            }
         return decoder(**inputs).last_hidden_state
 
     @functools.cached_property
