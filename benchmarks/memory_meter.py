@@ -33,6 +33,19 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text(RESET_PEAK)
 
 
+def share_bytes(pid: int) -> int:
+    """Resident memory of a process, with its share of each page that several processes map (PSS);
+    0 once it has ended.
+    """
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
+    return (
+        int(next(line for line in text.splitlines() if line.startswith("Pss:")).split()[1]) * 1024
+    )
+
+
 def _status(key: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{key}:"):

@@ -1,12 +1,17 @@
-"""The plan's memory table against measured memory, for models of 50 to 300 million weights on CPUs.
+"""The plan's memory against measured memory, for models of 50 to 300 million weights on CPUs.
 
-    python -m benchmarks.memory_plan
+    python -m benchmarks.memory_plan [--only WORD]
 
-Each case trains a language model of Qwen2.5's architecture and random weights for two optimiser
-steps, as a job's actor does, in one process per rank. The second step is measured, when moments
-exist: resident memory of a rank above what it had before it loaded the model, largest during the
-passes of the update and during the optimiser's step. The plan is `siirl.preflight.rank_memory` for
-the same configuration. Aim: the larger of the two phases within 15 %.
+The table of a rank: each case trains a language model of Qwen2.5's architecture and random weights
+for two optimiser steps, as a job's actor does, in one process per rank. The second step is
+measured, when moments exist: resident memory of a rank above what it had before it loaded the
+model, largest during the passes of the update and during the optimiser's step. The plan is
+`siirl.preflight.rank_memory` for the same configuration. Aim: the larger of the two phases within
+15 %.
+
+The memory of a run: `siirl train` trains such a model, with saves between its steps, and the
+resident memory of all its processes is added up while it runs, pages that several map counted once.
+The plan is the line `memory` that the run prints. Aim: within 15 %.
 
 Left out: all weights of the largest model, whose training would take 5 GB; rollout, whose engines
 take memory that the configuration sets; vLLM; GPUs, which `siirl gpu-check` measures.
@@ -20,6 +25,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +42,10 @@ from benchmarks.memory_meter import (
     reset_peak,
     resident_bytes,
     set_one_thread,
+    share_bytes,
     write_model,
 )
+from benchmarks.processes import descendants_of
 from envs.base import EnvSpec
 from envs.text import MESSAGES
 
@@ -52,6 +61,18 @@ QUESTIONS = EnvSpec(
     gymnasium.spaces.Text(1),
     1,
 )
+
+
+RUN_EVERY_S = 0.25  # between two measurements of a run's processes
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of `siirl train`, and the settings besides those of all runs."""
+
+    name: str
+    model: dict[str, Any]
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -91,6 +112,23 @@ def cases() -> list[Case]:
     ]
 
 
+def runs() -> list[Run]:
+    """All runs."""
+    model = qwen_config(layers=14, width=512, hidden=1536)
+    larger = qwen_config(layers=16, width=768, hidden=2304)
+    lora = ("actor_rollout_ref.model.lora.rank=32", "actor_rollout_ref.model.dtype=bfloat16")
+    return [
+        Run("run on one rank", model, ("cluster=local",)),
+        Run("run on two ranks", model, ("cluster=ray", "trainer.n_gpus_per_node=2")),
+        Run("run of LoRA in bfloat16", larger, ("cluster=local", *lora)),
+    ]
+
+
+def varied_reward(*, solution_str: str, **_: Any) -> float:
+    """A reward that differs between the answers of random weights, so that they are trained."""
+    return len(set(solution_str)) % 7
+
+
 def main() -> None:
     """Measure every case and write the result."""
     parser = argparse.ArgumentParser(
@@ -106,20 +144,49 @@ def main() -> None:
         _work(cases()[flags.case], rank=flags.rank, folder=flags.work)
         return
     set_one_thread()
+    machine = describe_machine()
     found = []
     for number, case in enumerate(cases()):
         if flags.only is None or flags.only in case.name:
             found.append(run(number, case))
             print(summary(found[-1]), flush=True)
+    whole = []
+    for each in runs():
+        if flags.only is None or flags.only in each.name:
+            whole.append(whole_run(each))
+            print(summary_of_run(whole[-1]), flush=True)
+    for row in (*found, *whole):
+        row["revision"] = machine["revision"]
+    # those that were not asked for stay as they were measured
+    before = json.loads(flags.output.read_text()) if flags.output.is_file() else {}
+    found = _with_others(found, before.get("cases", ()), [_key(case) for case in cases()])
+    whole = _with_others(whole, before.get("runs", ()), [_key(each) for each in runs()])
     result = {
         "command": f"python -m benchmarks.memory_plan {shlex.join(sys.argv[1:])}".strip(),
-        "machine": describe_machine(),
+        "machine": machine,
         "aim": f"predicted within {AIM:.0%} of measured, in the phase that needs most",
-        "largest_error": max(abs(each["error"]) for each in found),
+        "largest_error": max(abs(each["error"]) for each in (*found, *whole)),
         "cases": found,
+        "runs": whole,
     }
     flags.output.write_text(json.dumps(result, indent=1) + "\n")
     print(f"largest error {result['largest_error']:.1%}; written to {flags.output}")
+
+
+def _key(case: Case | Run) -> tuple[Any, ...]:
+    return (case.name, list(case.words), case.model)
+
+
+def _with_others(
+    found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], keys: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """`found`, and of those measured `before` the ones that still exist, in the order of `keys`."""
+
+    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return (row["case"], row["settings"], row["model"])
+
+    rows = {json.dumps(key(row)): row for row in (*before, *found)}
+    return [rows[name] for name in map(json.dumps, keys) if name in rows]
 
 
 def summary(row: dict[str, Any]) -> str:
@@ -130,6 +197,68 @@ def summary(row: dict[str, Any]) -> str:
         for phase in PHASES
     )
     return f"{row['parameters'] / 1e6:.0f} M, {row['case']}: {parts} MiB; error {row['error']:+.1%}"
+
+
+def summary_of_run(row: dict[str, Any]) -> str:
+    """One line of a run."""
+    return (
+        f"{row['parameters'] / 1e6:.0f} M, {row['case']}: {row['predicted_mib']:.0f} planned, "
+        f"{row['measured_mib']:.0f} measured MiB; error {row['error']:+.1%}"
+    )
+
+
+def whole_run(case: Run) -> dict[str, Any]:
+    """Plan and measure a run."""
+    from siirl.params.parser import parse_config
+    from siirl.preflight.early_checks import check_early
+    from siirl.preflight.memory import total
+    from siirl.preflight.prepare import prepare
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        parameters = write_model(folder / "model", case.model)
+        for file in TOKENIZER.glob("tokenizer*"):
+            shutil.copyfile(file, folder / "model" / file.name)
+        words = [*_words_of_run(folder), *case.words]
+        config = parse_config(words)
+        parts = prepare(config, check_early(config, named=())).plan.needs.memory_parts
+        process = subprocess.Popen(
+            [sys.executable, "-m", "siirl.train", *words],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+        )
+        measured = 0
+        while process.poll() is None:
+            living = {process.pid, *descendants_of([process.pid])}
+            measured = max(measured, sum(map(share_bytes, living)))
+            time.sleep(RUN_EVERY_S)
+        if process.returncode:
+            raise SystemExit(f"{case.name} failed.")
+    return {
+        "case": case.name,
+        "parameters": parameters,
+        "settings": list(case.words),
+        "model": case.model,
+        "predicted_mib": total(parts) / MIB,
+        "measured_mib": measured / MIB,
+        "parts_mib": {name: size / MIB for name, size in parts if size},
+        "error": total(parts) / measured - 1,
+    }
+
+
+def _words_of_run(folder: Path) -> list[str]:
+    """The settings of all runs: two steps of eight answers, in two micro-batches."""
+    return [
+        *("pipeline=grpo", "env=math", "model=causal_lm", "rollout=hf"),
+        *(f"actor_rollout_ref.model.path={folder}/model", f"trainer.output_dir={folder}/runs"),
+        *("actor_rollout_ref.model.dtype=float32", "data.max_prompt_length=32"),
+        *("data.max_response_length=224", "actor_rollout_ref.actor.micro_batch_tokens=1024"),
+        *("data.train_batch_size=2", "actor_rollout_ref.rollout.n=4"),
+        *("actor_rollout_ref.actor.ppo_mini_batch_size=2", "env.num_servers=1"),
+        *("env.envs_per_server=8", "trainer.val_episodes=0", "trainer.val_before_train=false"),
+        *("trainer.total_steps=3", "trainer.max_minutes=null", "trainer.save_freq=1"),
+        "custom_reward_function.name=benchmarks.memory_plan:varied_reward",
+    ]
 
 
 def run(number: int, case: Case) -> dict[str, Any]:

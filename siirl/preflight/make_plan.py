@@ -22,9 +22,10 @@ from siirl.params.domains import SERVER
 from siirl.params.model_args import ActorArguments, ModelArguments
 from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
+from siirl.preflight.cpu_ranks import cpu_ranks_memory
 from siirl.preflight.duration import estimated_minutes
 from siirl.preflight.group_placement import GroupPlan
-from siirl.preflight.memory import PUBLISHED, disk_bytes, training_memory
+from siirl.preflight.memory import IMAGES_PART, disk_bytes, training_memory
 from siirl.preflight.plan import (
     LengthPlan,
     Machine,
@@ -152,7 +153,7 @@ def _memory_of_agent(group: int, plan: Plan, *, shares: bool) -> list[tuple[str,
     return [
         (f"agent {group}'s {name}", size)
         for name, size in plan.needs.memory_parts
-        if name not in of_run and not (shares and name.startswith(("policy", PUBLISHED)))
+        if name not in of_run and not (shares and name not in ("environments", IMAGES_PART))
     ]
 
 
@@ -244,8 +245,9 @@ def _needs(
 ) -> Needs:
     """Needs of a group; one that does not play (`plays`) records no videos."""
     on_gpu, models = machine.gpu is not None, 1 + has_critic
+    ranks = None if on_gpu else cpu_ranks_memory(config, spec, with_critic=has_critic)
     return Needs(
-        memory_parts=training_memory(config, spec, models=models, on_gpu=on_gpu),
+        memory_parts=training_memory(config, spec, models=models, ranks=ranks),
         rank_memory=rank_memory(config, spec, with_critic=has_critic) if on_gpu else None,
         disk_bytes=disk_bytes(
             config,

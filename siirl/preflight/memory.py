@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from envs.base import IMAGES, EnvSpec
+from envs.base import IMAGES, UNMEASURED, EnvSpec
 from siirl.dag_worker.manifest import KEPT_CHECKPOINTS
 from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.files.documents import read_object
@@ -27,13 +27,13 @@ WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
 VLLM_BYTES = 600e6  # vLLM's imports and buffers, in a process of its own or the rank's
 RAY_BYTES = 830e6  # the driver process (430 MB) and Ray's own processes
 NEW_POLICY_PARAMETERS = 2_200_000  # the tiny policy as it ships
-BYTES_PER_TRAINED_PARAMETER = 16  # float32 weight, gradient, and Adam's two moments
 BYTES_PER_PARAMETER = 4  # float32, of a policy that only acts
 ROUGHLY = 1.5  # error factor of the estimate
 
 Parts = tuple[tuple[str, float], ...]
 """Name and bytes of each part."""
 PUBLISHED, IMAGES_PART = "weights for rollout ranks", "images"
+CHECKPOINT = "a checkpoint in writing"
 MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's two moments, in a checkpoint
 # of a trained parameter: its weight in the shards and in the whole weights, and the moments
 STORED_BYTES_PER_PARAMETER = 2 * BYTES_PER_PARAMETER + MOMENTS_BYTES_PER_PARAMETER
@@ -98,42 +98,33 @@ def image_bytes_per_trajectory(model: ModelArguments, env_spec: EnvSpec) -> floa
 
 
 def training_memory(
-    config: SiiRLArguments, env_spec: EnvSpec, *, models: int, on_gpu: bool = False
+    config: SiiRLArguments, env_spec: EnvSpec, *, models: int, ranks: Parts | None = None
 ) -> Parts:
-    """Host memory of a training run; `models` is 2 with a critic, else 1."""
+    """Host memory of a training run.
+
+    Args:
+        config: Configuration of the job.
+        env_spec: Spec of the environment.
+        models: 2 with a critic, else 1.
+        ranks: Memory of ranks on CPUs (`siirl.preflight.cpu_ranks`); None: they have GPUs.
+    """
     policy = config.actor_rollout_ref
     images = image_bytes_per_trajectory(policy.model, env_spec)
     return (
         *_processes(config, env_spec),
-        *(_left_by_gpus if on_gpu else _trained)(config, models=models),
-        *_vllm(config, on_gpu=on_gpu),
+        *(_left_by_gpus(config, models=models) if ranks is None else ranks),
+        *_vllm(config),
         *_published(config),
         (IMAGES_PART, episodes_of_training(config).count * images),
     )
 
 
-def _trained(config: SiiRLArguments, *, models: int) -> Parts:
-    """Training memory of ranks on CPUs."""
-    policy = config.actor_rollout_ref
-    reference = sizes.needs_reference(policy.actor, config.algorithm) and (
-        policy.ref.path is not None or policy.model.lora.rank == 0
-    )
-    weights = (
-        BYTES_PER_TRAINED_PARAMETER * _changing_parameters(policy.model, models=models)
-        + _frozen_bytes(policy.model, models=models)
-        + BYTES_PER_PARAMETER * policy_parameters(policy.model) * reference
-    )
-    return (("policy, critic and Adam" if models > 1 else "policy and Adam", weights),)
-
-
-def _vllm(config: SiiRLArguments, *, on_gpu: bool) -> Parts:
-    """Host memory of vLLM: its imports, and without a GPU its weights, keys and values."""
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+def _vllm(config: SiiRLArguments) -> Parts:
+    """Host memory of vLLM's imports and buffers."""
+    rollout = config.actor_rollout_ref.rollout
     if rollout.name != VLLM:
         return ()
-    weights = _compute_width(model) * policy_parameters(model)
-    held = 0.0 if on_gpu else rollout.kv_cache_gib * sizes.GIB + weights
-    return (("vLLM", sizes.rollout_ranks(config.trainer, config.dag) * (VLLM_BYTES + held)),)
+    return (("vLLM", sizes.rollout_ranks(config.trainer, config.dag) * VLLM_BYTES),)
 
 
 def _published(config: SiiRLArguments) -> Parts:
@@ -178,7 +169,7 @@ def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
     rounded = PINNED_ROUNDING * _compute_width(policy.model) * parameters
     asleep = sleeps * sizes.ranks(config.trainer) * rounded
     parts = (
-        ("a checkpoint in writing", float(copied)),
+        (CHECKPOINT, float(copied)),
         ("offloaded", float(offloaded)),
         ("vLLM asleep", float(asleep)),
     )
@@ -206,7 +197,7 @@ def simulation_problems(
     A smaller excess is a warning (`shortage`).
     """
     servers = sizes.servers(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag))
-    environments = _environments(config.env, env_spec, servers=servers)
+    environments = _environments(config, env_spec, servers=servers)
     images = held.count * image_bytes_per_trajectory(config.actor_rollout_ref.model, env_spec)
     if config.cluster.address is not None or environments + images <= ROUGHLY * total_memory_bytes:
         return []
@@ -230,19 +221,22 @@ def simulation_problems(
     ]
 
 
-LESS_SIMULATION = "lower env.num_servers, env.envs_per_server or the number of env.tasks"
+SMALLER_MODEL = "use a smaller model, or train adapters (actor_rollout_ref.model.lora.rank)"
 REMEDIES = {
+    "environments": "lower env.num_servers, env.envs_per_server or the number of env.tasks",
     "workers": "lower trainer.n_gpus_per_node",
-    "checkpoint": "save at the end only, trainer.save_freq=-1",
+    CHECKPOINT: "write checkpoints before training continues, trainer.async_save=false",
     "offloaded": "set actor_rollout_ref.actor.offload_optimizer and actor_rollout_ref.ref.offload "
     "to false",
     "vLLM asleep": "leave vLLM's weights on the GPU, actor_rollout_ref.rollout.sleep=false",
-    "vLLM": "lower actor_rollout_ref.rollout.kv_cache_gib",
+    "keys and values": "lower env.envs_per_server, or actor_rollout_ref.rollout.kv_cache_gib of "
+    "vLLM",
+    "activations": "recompute them (actor_rollout_ref.model.gradient_checkpointing), or lower "
+    "actor_rollout_ref.actor.micro_batch_tokens or micro_batch_size",
     "rollout ranks": "train adapters (actor_rollout_ref.model.lora.rank)",
     "images": "lower data.train_batch_size or actor_rollout_ref.rollout.n",
-    "policy": "use a smaller model, or train adapters (actor_rollout_ref.model.lora.rank)",
 }
-"""Remedies for a part of the memory, by a word in its name; otherwise LESS_SIMULATION."""
+"""Remedies for a part of the memory, by words in its name; otherwise SMALLER_MODEL."""
 
 
 def shortage(parts: Parts, *, free_memory_bytes: float) -> str | None:
@@ -251,7 +245,7 @@ def shortage(parts: Parts, *, free_memory_bytes: float) -> str | None:
     if needed <= free_memory_bytes:
         return None
     largest = max(parts, key=lambda part: part[1])[0]
-    remedy = next((keys for name, keys in REMEDIES.items() if name in largest), LESS_SIMULATION)
+    remedy = next((keys for name, keys in REMEDIES.items() if name in largest), SMALLER_MODEL)
     return (
         f"{size_text(needed)} is more than the free {size_text(free_memory_bytes)} of memory: "
         f"{remedy}."
@@ -300,17 +294,9 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 
 def _processes(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
+    servers = sizes.servers(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag))
     return (
-        (
-            "environments",
-            _environments(
-                config.env,
-                env_spec,
-                servers=sizes.servers(
-                    config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag)
-                ),
-            ),
-        ),
+        ("environments", _environments(config, env_spec, servers=servers)),
         ("workers", sizes.ranks(config.trainer) * WORKER_BYTES),
         (
             "Ray",
@@ -319,12 +305,14 @@ def _processes(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
     )
 
 
-def _environments(env: EnvArguments, env_spec: EnvSpec, *, servers: int) -> float:
-    memory = env_spec.memory
+def _environments(config: SiiRLArguments, env_spec: EnvSpec, *, servers: int) -> float:
+    memory, env = env_spec.memory, config.env
     simulators = _simulators(env, env_spec) * env.envs_per_server
     scenes = min(len(env_spec.tasks), simulators)
     # a user's float16 overflows at 65504
     server, scene, simulator = map(float, (memory.server, memory.scene, memory.simulator))
+    if config.cluster.mode == "local":  # they take turns in the rank's process
+        server = max(0.0, server - UNMEASURED.server)
     return servers * (server + scenes * scene + simulators * simulator)
 
 

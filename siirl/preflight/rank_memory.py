@@ -1,4 +1,4 @@
-"""Memory of a rank's GPU, by owner.
+"""Memory of a rank's device, by owner: of its GPU, or of the host for a rank on CPUs (`cpu_ranks`).
 
 FSDP2 shards weights, gradients and moments evenly over the ranks, and gathers one block at a time
 in the compute dtype. A single rank computes under autocast, which casts a weight for each
@@ -45,14 +45,16 @@ from siirl.preflight.model_shapes import (
     unknown_shape,
 )
 
-RANK = "rank"
+RANK, TRAINING_RANK, ROLLOUT_RANK = "rank", "training rank", "rollout rank"
+WEIGHTS, MOMENTS = "weights", "Adam"
+OF_CRITIC = "critic's "
 HEAD = "lm_head"  # in the name of a language model's head, which a critic does not have
 WEIGHT_BYTES, MOMENTS_BYTES = 4, 8  # float32; Adam's first and second moment
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank's GPU by name, in the parts of a step."""
+    """Bytes of one rank's device by name, in the parts of a step."""
 
     held: Parts
     """Bytes held throughout the step."""
@@ -69,9 +71,9 @@ class RankMemory:
         """This rank with a critic, whose table is `critic`: a rank holds both models throughout,
         and updates one after the other.
         """
-        own = tuple((f"critic's {name}", size) for name, size in critic.held)
+        own = tuple((f"{OF_CRITIC}{name}", size) for name, size in critic.held)
         phases = tuple(
-            (f"critic's {name}", parts) for name, parts in critic.phases if name != "rollout"
+            (f"{OF_CRITIC}{name}", parts) for name, parts in critic.phases if name != "rollout"
         )
         return dataclasses.replace(
             self,
@@ -94,6 +96,7 @@ def rank_memory(
     with_critic: bool = False,
     shape: ModelShape | None = None,
     kind: str | None = None,
+    assumed: ModelShape | None = None,
 ) -> RankMemory | None:
     """The table of a rank; None for a model whose number of weights is unknown.
 
@@ -103,9 +106,12 @@ def rank_memory(
         with_critic: Whether the job trains a critic.
         shape: Shape of the model; None: read it from `actor_rollout_ref.model.path`.
         kind: Kind of the rank, with separate groups; None: the one that needs more.
+        assumed: Shape to assume of a model, or of its critic, of which nothing is known.
     """
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
     if shape is None or (shape.is_known and bool(shape.images) == is_text(spec)):
+        shape = assumed
+    if shape is None:
         return None
     ranks = sizes.training_ranks(config.trainer, config.dag)
     rollout_ranks = sizes.rollout_ranks(config.trainer, config.dag)
@@ -115,7 +121,7 @@ def rank_memory(
         data=config.data,
         episode_steps=None if is_text(spec) else spec.max_episode_steps,
         ranks=ranks,
-        episodes=ceil(sizes.slots(config.env, ranks=rollout_ranks) / rollout_ranks),
+        episodes=ceil(_episodes_at_once(config, tasks=len(spec.tasks)) / rollout_ranks),
         in_group=sizes.trains_sharded(config.trainer, config.dag),
         needs_reference=sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm),
         rolls_out=not sizes.separate(config.dag),
@@ -123,7 +129,7 @@ def rank_memory(
     encoder = encoder_bytes(config.reward)
     training = policy.table(encoder=encoder if policy.rolls_out else 0.0)
     if with_critic:
-        critic = critic_memory(policy, config)
+        critic = critic_memory(policy, config, assumed=assumed)
         training = (
             dataclasses.replace(training, left_out=("critic",))
             if critic is None
@@ -132,7 +138,7 @@ def rank_memory(
     training = _with_reward_model(training, config, sharing=ranks if policy.in_group else 1)
     if policy.rolls_out:
         return training
-    groups = {"training rank": training, "rollout rank": policy.rollout_table(encoder=encoder)}
+    groups = {TRAINING_RANK: training, ROLLOUT_RANK: policy.rollout_table(encoder=encoder)}
     return max(
         (
             dataclasses.replace(table, kind=name)
@@ -141,6 +147,18 @@ def rank_memory(
         ),
         key=lambda table: table.peak[1],
     )
+
+
+def _episodes_at_once(config: SiiRLArguments, *, tasks: int) -> int:
+    """Concurrent episodes over all ranks: as many as there are environments, and no more than a
+    step or an evaluation has; continuous rollouts begin those of the next step before.
+    """
+    trainer, dag, rollout = config.trainer, config.dag, config.actor_rollout_ref.rollout
+    slots = sizes.slots(config.env, ranks=sizes.rollout_ranks(trainer, dag))
+    if sizes.streams(trainer, dag, rollout):
+        return slots
+    of_step = sizes.trajectories_per_step(config.data, rollout)
+    return min(slots, max(of_step, trainer.val_episodes * trainer.val_samples * tasks))
 
 
 def model_shape(
@@ -202,11 +220,11 @@ class PolicyMemory:
         apart = self.has_own_reference and not self.policy.ref.offload
         reference = apart * WEIGHT_BYTES * shape.parameters / sharing  # it has no adapters
         accumulated = trained if actor.reduce_once and self.in_group else sharded
-        moments = (("Adam", MOMENTS_BYTES * sharded),)
+        moments = ((MOMENTS, MOMENTS_BYTES * sharded),)
         offloads = actor.offload_optimizer
         generation = self.generation()
         held = (
-            ("weights", weights),
+            (WEIGHTS, weights),
             *(() if offloads else moments),
             ("reference", reference),
             ("acting copy", self.acting_copy()),
@@ -386,12 +404,14 @@ class PolicyMemory:
         return rollout.name != "vllm" or rollout.sleep
 
 
-def critic_memory(policy: PolicyMemory, config: SiiRLArguments) -> PolicyMemory | None:
+def critic_memory(
+    policy: PolicyMemory, config: SiiRLArguments, *, assumed: ModelShape | None = None
+) -> PolicyMemory | None:
     """Memory of the critic beside `policy`, without adapters and not compiled; None if its number
-    of weights is unknown (`siirl.dag_worker.critic_components`).
+    of weights is unknown and none is `assumed` (`siirl.dag_worker.critic_components`).
     """
     settings = config.actor_rollout_ref
-    shape = model_shape(settings.model, path=config.critic.path, critic=True)
+    shape = model_shape(settings.model, path=config.critic.path, critic=True) or assumed
     if shape is None:
         return None
     model = dataclasses.replace(settings.model, lora=LoraArguments())

@@ -12,6 +12,7 @@ from envs.base import EnvSpec
 from envs.libero.libero_env import STAND_IN_MEMORY
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.parser import parse_config
+from siirl.preflight.cpu_ranks import cpu_ranks_memory
 from siirl.preflight.memory import (
     episodes_at_once,
     episodes_of_training,
@@ -32,6 +33,7 @@ JOB = (
     "env.envs_per_server=4",
     "trainer.val_episodes=30",
 )
+WITHOUT_COPY = "trainer.async_save=false"
 IMAGE_BYTES = 13 * 64 * 64 * 3  # of a trajectory: 100 steps in chunks of 8
 
 
@@ -46,6 +48,18 @@ def refusals(overrides: Sequence[str], spec: EnvSpec, *, total_memory_bytes: flo
         config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes
     )
     return [str(problem) for problem in found]
+
+
+def test_environments_in_the_process_of_a_rank_need_no_interpreter() -> None:
+    """Two servers at 230 MB with two scenes at 60 MB and 8 simulators at 25 MB; an interpreter is
+    200 MB.
+    """
+    apart, inside = (
+        dict(evaluation_memory(job(f"cluster={mode}"), SPEC))["environments"]
+        for mode in ("ray", "local")
+    )
+    assert apart == 2 * (230e6 + 2 * 60e6 + 8 * 25e6)
+    assert apart - inside == 2 * 200e6
 
 
 def test_a_trajectory_keeps_one_image_per_chunk() -> None:
@@ -150,8 +164,8 @@ def test_frozen_weights_have_neither_gradients_nor_moments(
     save_file(frozen | {"action_in_proj.bias": torch.zeros(3)}, tmp_path / "model.safetensors")
     asked = () if expert_only else ("actor_rollout_ref.model.options={train_expert_only: false}",)
     words = (f"actor_rollout_ref.model.path={tmp_path}", "actor_rollout_ref.model.policy=pi0")
-    parts = dict(training_memory(job(*words, *asked), SPEC, models=1))
-    assert parts["policy and Adam"] == expected
+    parts = dict(cpu_ranks_memory(job(*words, *asked, WITHOUT_COPY), SPEC))
+    assert parts["weights"] + parts["Adam"] + parts["gradients"] == expected
 
 
 @pytest.mark.parametrize(
@@ -198,32 +212,33 @@ def test_frozen_weights_have_neither_gradients_nor_moments(
 def test_beside_gpus_the_host_holds_copies_and_what_is_offloaded(
     words: tuple[str, ...], bytes_per_parameter: dict[str, int]
 ) -> None:
-    parts = dict(training_memory(job(*words), SPEC, models=1, on_gpu=True))
-    assert "policy and Adam" not in parts
+    parts = dict(training_memory(job(*words), SPEC, models=1))
+    assert "gradients" not in parts
     expected = {name: number * 2_200_000 for name, number in bytes_per_parameter.items()}
     left = ("a checkpoint in writing", "offloaded", "vLLM asleep")
     assert {name: parts[name] for name in left if name in parts} == expected
-    assert len(parts) == len(dict(training_memory(job(*words), SPEC, models=1))) - 1 + len(expected)
+    assert len(parts) == len(training_memory(job(*words), SPEC, models=1, ranks=())) + len(expected)
 
 
 def test_the_moments_of_a_critic_are_offloaded_with_those_of_the_policy() -> None:
     offloading = job("actor_rollout_ref.actor.offload_optimizer=true")
-    alone, beside = (
-        dict(training_memory(offloading, SPEC, models=models, on_gpu=True)) for models in (1, 2)
-    )
+    alone, beside = (dict(training_memory(offloading, SPEC, models=models)) for models in (1, 2))
     assert beside["offloaded"] == 2 * alone["offloaded"]
 
 
 def test_vllm_on_a_cpu_holds_weights_keys_and_values_in_host_memory() -> None:
+    """A sleeping vLLM has no other place for them; 600 MB are its imports."""
     words = ("rollout=vllm", "model=causal_lm", "actor_rollout_ref.rollout.kv_cache_gib=2")
-    parts = [
-        dict(training_memory(job(*words), SPEC, models=1, on_gpu=on_gpu))
-        for on_gpu in (False, True)
-    ]
-    assert [each["vLLM"] for each in parts] == [600e6 + 2 * 2**30 + 2 * 2_200_000, 600e6]
-    sentence = shortage((("vLLM", 2e9),), free_memory_bytes=1e9)
+    config = job(*words, WITHOUT_COPY)
+    ranks = cpu_ranks_memory(config, SPEC)
+    parts = dict(training_memory(config, SPEC, models=1, ranks=ranks))
+    assert parts["vLLM"] == 600e6
+    assert parts["vLLM's weights"] == 2 * 2_200_000
+    assert parts["keys and values"] == 2 * 2**30
+    assert parts["gradients"] == 4 * 2_200_000
+    sentence = shortage((("keys and values", 2e9),), free_memory_bytes=1e9)
     assert sentence is not None
-    assert "lower actor_rollout_ref.rollout.kv_cache_gib" in sentence
+    assert "or actor_rollout_ref.rollout.kv_cache_gib of vLLM" in sentence
 
 
 @pytest.mark.parametrize(
@@ -282,7 +297,10 @@ def test_a_need_beyond_the_free_memory_is_reported() -> None:
     ("largest", "remedy"),
     [
         ("workers", "lower trainer.n_gpus_per_node"),
-        ("agent 1's policy and Adam", "use a smaller model"),
+        ("agent 1's Adam", "use a smaller model"),
+        ("a checkpoint in writing", "write checkpoints before training continues"),
+        ("keys and values", "lower env.envs_per_server"),
+        ("activations", "recompute them"),
         ("images", "lower data.train_batch_size"),
         ("environments of agent 1", "lower env.num_servers"),
         ("vLLM asleep", "leave vLLM's weights on the GPU, actor_rollout_ref.rollout.sleep=false"),

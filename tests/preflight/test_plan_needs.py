@@ -61,7 +61,9 @@ def test_memory_of_adapters_includes_the_frozen_policy_and_a_reference_adds_none
     """4 bytes per frozen weight, 16 with gradient and moments, 4 for a separate reference."""
 
     def bytes_of(*overrides: str) -> float:
-        return dict(plan_of(overrides).needs.memory_parts)["policy and Adam"] / 2_200_000
+        parts = dict(plan_of(["trainer.async_save=false", *overrides]).needs.memory_parts)
+        names = ("weights", "Adam", "gradients", "reference")
+        return sum(parts.get(name, 0.0) for name in names) / 2_200_000
 
     adapters, kl = "actor_rollout_ref.model.lora.rank=8", "actor_rollout_ref.actor.use_kl_loss=true"
     assert [bytes_of(), bytes_of(kl), bytes_of(adapters), bytes_of(adapters, kl)] == [16, 20, 4, 4]

@@ -101,7 +101,7 @@ def test_environments_are_those_of_the_agent_that_plays(both) -> None:
     parts = dict(plan_of_groups(both, shared={}).needs.memory_parts)
     assert parts["environments"] == dict(both[0].needs.memory_parts)["environments"]
     assert "agent 1's environments" not in parts
-    assert parts["agent 1's policy and Adam"] > 0
+    assert parts["agent 1's weights"] > 0
 
 
 def test_an_agent_that_acts_with_anothers_weights_publishes_none() -> None:
@@ -109,7 +109,9 @@ def test_an_agent_that_acts_with_anothers_weights_publishes_none() -> None:
     plans = {group: plan_of(group, job, words=words) for group in (0, 1)}
     published = "agent 1's weights for rollout ranks"
     assert published in dict(plan_of_groups(plans, shared={}).needs.memory_parts)
-    assert published not in dict(plan_of_groups(plans, shared={1: 0}).needs.memory_parts)
+    sharing = dict(plan_of_groups(plans, shared={1: 0}).needs.memory_parts)
+    own = {name for name in sharing if name.startswith("agent 1")}
+    assert own == {"agent 1's environments", "agent 1's images"}
 
 
 def test_each_node_that_updates_a_policy_takes_its_steps() -> None:

@@ -1,0 +1,112 @@
+"""Host memory of the models of ranks on CPUs, computed from the table of a rank (`rank_memory`).
+
+    for each kind of rank, of which there are `count`
+        the table of a rank, as on a GPU, with what a host holds besides (`cpu_table`)
+        count x (the parts held throughout + those of the largest phase)
+
+On a host nothing is moved away: offloaded tensors, a sleeping vLLM and an idle encoder take the
+same memory. Ranks of a kind are in the same phase, because they train in lockstep. A policy without
+a table counts by its number of weights.
+
+Left out: memory that the allocator keeps; a copy that is written more slowly than the next rollout
+lasts, which would be in memory in the update too.
+"""
+
+import copy
+import dataclasses
+from collections import defaultdict
+
+from envs.base import EnvSpec
+from siirl.params import sizes
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
+from siirl.preflight.memory import CHECKPOINT, Parts, policy_parameters, trained_parameters
+from siirl.preflight.model_shapes import unknown_shape
+from siirl.preflight.rank_memory import (
+    MOMENTS,
+    OF_CRITIC,
+    ROLLOUT_RANK,
+    TRAINING_RANK,
+    WEIGHTS,
+    RankMemory,
+    encoder_bytes,
+    rank_memory,
+)
+
+
+def cpu_ranks_memory(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False) -> Parts:
+    """Bytes of the models of all ranks, by name."""
+    trainer, dag = config.trainer, config.dag
+    kinds: dict[str | None, int] = {None: sizes.ranks(trainer)}
+    if sizes.separate(dag):
+        kinds = {
+            TRAINING_RANK: sizes.training_ranks(trainer, dag),
+            ROLLOUT_RANK: sizes.rollout_ranks(trainer, dag),
+        }
+    found: defaultdict[str, float] = defaultdict(float)
+    for kind, count in kinds.items():
+        table = cpu_table(config, spec, with_critic=with_critic, kind=kind)
+        phase, _ = table.peak
+        for name, size in (*table.held, *dict(table.phases)[phase]):
+            found[name] += count * size
+    return tuple(found.items())
+
+
+def cpu_table(
+    config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, kind: str | None = None
+) -> RankMemory:
+    """The table of a rank on CPUs; the arguments are those of `rank_memory`."""
+    model = config.actor_rollout_ref.model
+    parameters = policy_parameters(model)
+    table = rank_memory(
+        _staying(config),
+        spec,
+        with_critic=with_critic,
+        kind=kind,
+        assumed=unknown_shape(parameters, frozen=parameters - trained_parameters(model)),
+    )
+    assert table is not None  # a shape is assumed
+    phases = {
+        name: tuple(part for part in parts if part[0] != "encoder") for name, parts in table.phases
+    }
+    held = table.held
+    encoder = encoder_bytes(_staying(config).reward)
+    if encoder and kind != TRAINING_RANK:
+        held += (("encoder", encoder),)
+    saved = _copy_of_checkpoint(table, config)
+    if saved and kind != ROLLOUT_RANK:
+        part = ((CHECKPOINT, saved),)
+        phases["save"] = part
+        if saves_during_training(config.trainer):
+            # training ranks of separate groups go on with the next update
+            beside = "rollout" if kind is None else "update"
+            phases[beside] += part
+    return dataclasses.replace(table, held=held, phases=tuple(phases.items()))
+
+
+def saves_during_training(trainer: TrainingArguments) -> bool:
+    """Whether a step may follow a checkpoint."""
+    every = trainer.save_freq
+    return every > 0 and (trainer.total_steps is None or every < trainer.total_steps)
+
+
+def _copy_of_checkpoint(table: RankMemory, config: SiiRLArguments) -> float:
+    """Bytes of the copies from which a thread of a rank writes its part of a checkpoint: weights,
+    the first time also frozen ones, and moments. Replicas of shards are written once.
+    """
+    ranks = sizes.training_ranks(config.trainer, config.dag)
+    sharing = config.actor_rollout_ref.actor.fsdp_size or ranks
+    states = sum(
+        size for name, size in table.held if name.removeprefix(OF_CRITIC) in (WEIGHTS, MOMENTS)
+    )
+    return config.trainer.async_save * states * sharing / ranks
+
+
+def _staying(config: SiiRLArguments) -> SiiRLArguments:
+    """`config` without the settings that spare the memory of a GPU."""
+    found = copy.deepcopy(config)
+    settings = found.actor_rollout_ref
+    settings.actor.offload_optimizer = settings.ref.offload = settings.rollout.sleep = False
+    settings.rollout.tensor_model_parallel_size = 1
+    found.reward.encoder_device = "rank"
+    found.reward.encoder_dtype = found.reward.encoder_dtype or "float32"
+    return found
