@@ -100,7 +100,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     "gpu-check": Subcommand(
         "siirl.gpu_check",
         "try siirl on this machine's GPUs, with random weights",
-        ("--help", "--minutes", "--json", "--only"),
+        ("--help", "--minutes", "--json", "--only", "--force-group"),
     ),
     "completion": Subcommand(
         "siirl.completion",

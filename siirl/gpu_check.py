@@ -4,10 +4,11 @@
     siirl gpu-check --minutes 8 --json results.json
     siirl gpu-check --only device attention
 
-Needs torch, transformers, numpy, tensordict and omegaconf. Checks that need a missing package (ray,
-vLLM, MuJoCo, Gymnasium) are skipped and name it. On a machine without a GPU, a small form of each
-check runs; tests use it. Exit status: 0 if no check failed, 1 otherwise, 2 for a wrong command
-line. Left out: real weights, training to a result, several machines.
+Checks over all GPUs of the machine start a process for each. Needs torch, transformers, numpy,
+tensordict and omegaconf. Checks that need a missing package (ray, vLLM, MuJoCo, Gymnasium) are
+skipped and name it. On a machine without a GPU, a small form of each check runs; tests use it. Exit
+status: 0 if no check failed, 1 otherwise, 2 for a wrong command line. Left out: real weights,
+training to a result, several machines.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import torch
 
 from siirl import interrupts
 from siirl.gpu_checks.catalogue import CHECKS
+from siirl.gpu_checks.check import FORCE_GROUP
 from siirl.gpu_checks.check_runner import run_checks
 from siirl.gpu_checks.table import describe_row, summary, write_json
 from siirl.interrupts import leave
@@ -34,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     chosen = [check for check in CHECKS if check.name in names]
     apart = torch.cuda.is_available()
-    for row in run_checks(chosen, minutes=arguments.minutes, apart=apart):
+    for row in run_checks(
+        chosen, minutes=arguments.minutes, apart=apart, force_group=arguments.force_group
+    ):
         print(describe_row(row), flush=True)
         rows.append(row)
     print(summary(rows), flush=True)
@@ -49,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argument_parser(__doc__, "siirl.gpu_check")
     parser.add_argument("--minutes", type=_minutes, default=MINUTES, help="time limit (default 8)")
+    parser.add_argument(
+        FORCE_GROUP,
+        action="store_true",
+        help="run the checks over all GPUs on a single one too, as a group of one rank",
+    )
     parser.add_argument(
         "--json", type=file_flag, default=None, help="also write the results to this file"
     )

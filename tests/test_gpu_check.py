@@ -28,7 +28,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
     found = folder / "found.json"
     run = subprocess.run(
-        [sys.executable, "-m", "siirl.gpu_check", "--json", str(found)],
+        [sys.executable, "-m", "siirl.gpu_check", "--minutes", "30", "--json", str(found)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -63,6 +63,10 @@ def test_updates_report_the_memory_that_the_plan_has_for_them(rows: dict[str, di
 def test_one_process_and_a_forced_group_have_the_same_gradient(rows: dict[str, dict]) -> None:
     assert rows["reduction"]["figures"]["factor_1"] == 1
     assert rows["reduction"]["figures"]["gradient_1"] < 1e-6
+
+
+def test_two_processes_have_the_gradient_of_one(rows: dict[str, dict]) -> None:
+    assert rows["reduction"]["figures"]["gradient_2"] < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,24 @@ CHECKS = (
         f"{_HERE}.checkpoints:resumed",
         45,
     ),
+    Check(
+        "sharded_update",
+        "all GPUs: an update through FSDP2, compared with one rank",
+        f"{_HERE}.sharded:sharded_update",
+        75,
+    ),
+    Check(
+        "sharded_sync",
+        "all GPUs: sharded weights to another process and to acting copies",
+        f"{_HERE}.sharded_weights:sharded_sync",
+        60,
+    ),
+    Check(
+        "sharded_checkpoint",
+        "all GPUs: a checkpoint, read on one rank and on half of them",
+        f"{_HERE}.sharded_weights:sharded_checkpoint",
+        75,
+    ),
     Check("sync", "weights to the acting copy", f"{_HERE}.weight_transfer:to_acting_copy", 30),
     Check(
         "sync_process",

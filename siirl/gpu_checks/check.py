@@ -17,6 +17,7 @@ from siirl.engine.training.compiled_blocks import COMPILER
 from siirl.params.packages import has_compilers
 
 Status = Literal["OK", "failed", "skipped"]
+FORCE_GROUP = "--force-group"
 
 
 class CheckFailed(Exception):
@@ -58,15 +59,17 @@ class Trial:
     """One run of a check.
 
     Attributes:
-        device: The first GPU, or the CPU.
+        device: The first GPU, or the CPU; that of the rank in a rank's process.
         ends_at: `time.monotonic()` at which the process is killed.
         file: File for the figures.
+        force_group: Whether checks over all GPUs run on a single one too, as a group of one rank.
     """
 
     device: torch.device
     ends_at: float
     file: Path
     figures: dict[str, Any] = field(default_factory=dict)
+    force_group: bool = False
 
     @property
     def on_gpu(self) -> bool:

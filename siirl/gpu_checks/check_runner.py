@@ -20,27 +20,31 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from siirl.gpu_checks.check import Check, Row
+from siirl.gpu_checks.check import FORCE_GROUP, Check, Row
 
 STATED_MINUTES = 8.0  # the values of `Check.at_most_s` were chosen for this budget
 STARTING_S = 8.0  # a process imports torch first; with less time, do not start one
 LONGEST_REASON = 300
 LOOK_EVERY_S = 0.02
+CHILD = (sys.executable, "-m", "siirl.gpu_checks.child")
 
 
-def run_checks(checks: Sequence[Check], *, minutes: float, apart: bool) -> Iterator[Row]:
+def run_checks(
+    checks: Sequence[Check], *, minutes: float, apart: bool, force_group: bool = False
+) -> Iterator[Row]:
     """Yield the row of each check as soon as it is known; ends within `minutes`.
 
     Args:
         checks: In the order in which they run.
         minutes: The budget.
         apart: Run each check in a separate process.
+        force_group: See `Trial`.
     """
     ends_at = time.monotonic() + 60 * minutes
     whole_s = sum(check.at_most_s for check in checks)
     fit = whole_s <= 60 * minutes
     scale = 1.0 if fit else max(minutes / STATED_MINUTES, 60 * minutes / whole_s)
-    spare_s, worker = 0.0, CheckWorker()
+    spare_s, worker = 0.0, CheckWorker(force_group=force_group)
     try:
         for check in checks:
             part_s = check.at_most_s * scale + spare_s
@@ -69,9 +73,10 @@ def _skipped(check: Check, seconds: float) -> str | None:
 
 
 class CheckWorker:
-    """A process that runs checks in turn, started on demand."""
+    """A process that runs checks in turn, started on demand; for `force_group` see `Trial`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, force_group: bool = False) -> None:
+        self._options = [FORCE_GROUP] if force_group else []
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, check: Check, *, seconds: float) -> Row:
@@ -124,7 +129,7 @@ class CheckWorker:
         self._errors = self._folder / "stderr"
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "siirl.gpu_checks.child", str(self._folder)],
+                [*CHILD, str(self._folder), *self._options],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=errors,
@@ -135,7 +140,12 @@ class CheckWorker:
 
 def _reason(said: str, status: int) -> str:
     """The last line of an error's traceback; for a death by signal its name."""
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith(" ")]
+    return (lines[-1] if lines and status >= 0 else death(status))[:LONGEST_REASON]
+
+
+def death(status: int) -> str:
+    """How a process ended, by its exit status."""
     if status < 0:
         return f"its process was killed by {signal.Signals(-status).name}"
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith(" ")]
-    return (lines[-1] if lines else f"its process ended with status {status}")[:LONGEST_REASON]
+    return f"its process ended with status {status}"

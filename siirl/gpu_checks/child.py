@@ -1,4 +1,4 @@
-"""`python -m siirl.gpu_checks.child FOLDER`: checks in this process, in turn.
+"""`python -m siirl.gpu_checks.child FOLDER [--force-group]`: checks in this process, in turn.
 
 Reads a line `NAME MODULE:NAME ENDS_AT` for each check, whose last word is the parent's
 `time.monotonic()`: the processes of a machine share this clock. Writes figures, and how each check
@@ -16,18 +16,18 @@ from pkgutil import resolve_name
 import torch
 
 from siirl.engine.training.rank_device import prepare_device
-from siirl.gpu_checks.check import CheckFailed, CheckSkipped, Trial
+from siirl.gpu_checks.check import FORCE_GROUP, CheckFailed, CheckSkipped, Trial
 
 FAILED = 1
 
 
-def main(folder: Path, checks: Iterable[str]) -> int:
+def main(folder: Path, checks: Iterable[str], *, force_group: bool) -> int:
     """Run the checks in turn up to the first that fails, and return the exit status."""
     for line in checks:
         name, function, ends_at = line.split()
         file = folder / f"{name}.json"
         device = prepare_device(deterministic=False)
-        trial = Trial(device=device, ends_at=float(ends_at), file=file)
+        trial = Trial(device, float(ends_at), file, force_group=force_group)
         torch.manual_seed(0)
         try:
             resolve_name(function)(trial)
@@ -51,4 +51,5 @@ def end(trial: Trial, how: str, reason: str = "") -> None:
 if __name__ == "__main__":
     # the allocator would otherwise keep blocks of one size while another size fails
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    sys.exit(main(Path(sys.argv[1]), sys.stdin))
+    _, place, *options = sys.argv
+    sys.exit(main(Path(place), sys.stdin, force_group=FORCE_GROUP in options))

@@ -17,8 +17,10 @@ def planned_bytes(
     episode_steps: int | None = None,
     micro_batch_size: int = 1,
     compiled: bool = False,
+    ranks: int = 1,
+    in_group: bool = False,
 ) -> float:
-    """Bytes of an update on one rank, by the plan's table.
+    """Bytes of an update on a rank, by the plan's table, without memory of rollouts.
 
     Args:
         shape: Shape of the model.
@@ -27,6 +29,8 @@ def planned_bytes(
         episode_steps: Steps of a robot's trajectory; None for text.
         micro_batch_size: Rows of a pass.
         compiled: Whether the blocks are compiled.
+        ranks: Ranks that share the model.
+        in_group: Whether they train it through FSDP2.
     """
     assert shape is not None, "the shapes of the checks are known"
     memory = PolicyMemory(
@@ -37,18 +41,22 @@ def planned_bytes(
         shape=shape,
         data=data or DataArguments(),
         episode_steps=episode_steps,
-        ranks=1,
+        ranks=ranks,
         episodes=0,
-        in_group=False,
+        in_group=in_group,
         needs_reference=False,
+        rolls_out=False,
     )
     return memory.table().peak[1]
 
 
-def compare_with_peak(trial: Trial, planned: float) -> None:
-    """Record both, and fail if the plan differs from the peak by more than `LARGEST_ERROR`."""
+def compare_with_peak(trial: Trial, planned: float, *, peak: int | None = None) -> None:
+    """Record both, and fail if the plan differs from the peak by more than `LARGEST_ERROR`.
+
+    `peak` is that of other processes; None: this one's.
+    """
     trial.note(planned_gb=planned / 1e9)
-    peak = trial.peak_bytes()
+    peak = trial.peak_bytes() if peak is None else peak
     if peak is None:
         return
     error = planned / peak - 1

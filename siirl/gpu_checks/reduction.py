@@ -1,16 +1,11 @@
 """Process groups: NCCL on GPUs, gloo on a CPU, FSDP2 on both; one rank, and one for each GPU."""
 
-import pickle
-import tempfile
-from pathlib import Path
-
 import torch
-from torch import multiprocessing
 
-from siirl.engine.training.collectives import GroupOfProcesses, join, leave
-from siirl.engine.training.rank_device import prepare_device
+from siirl.engine.training.collectives import GroupOfProcesses
 from siirl.gpu_checks.check import CheckSkipped, Trial
 from siirl.gpu_checks.process_group import lacks_group
+from siirl.gpu_checks.rank_processes import RANKS_ON_A_CPU, gpus, run_on_ranks
 from siirl.gpu_checks.updates import JOBS, distance, gradient_engine_of, update
 
 GRADIENT_BOUND = 1e-4  # share of the norm, in float32: allows for another order of sums
@@ -26,10 +21,8 @@ def reduction(trial: Trial) -> None:
     batch = make_batch()
     alone = gradient_engine_of(load(), scorer, device=trial.device, dtype=torch.float32)
     update(alone, batch)
-    for ranks in sorted({1, max(1, torch.cuda.device_count())}):
-        with tempfile.TemporaryDirectory() as folder:
-            multiprocessing.spawn(work, args=(ranks, folder), nprocs=ranks)
-            factor, gradient = pickle.loads((Path(folder) / "result").read_bytes())
+    for ranks in sorted({1, gpus() if trial.on_gpu else RANKS_ON_A_CPU}):
+        factor, gradient = run_on_ranks(trial, work, ranks=ranks)[0]
         apart = distance(gradient, alone.gradient)
         trial.note(**{f"factor_{ranks}": factor, f"gradient_{ranks}": apart})
         trial.require(
@@ -39,25 +32,13 @@ def reduction(trial: Trial) -> None:
         )
 
 
-def work(rank: int, ranks: int, folder: str) -> None:
-    """One rank: its share of the rows, through FSDP2; rank 0 writes the result."""
-    on_gpu = prepare_device(deterministic=False).type == "cuda"
-    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    group = join(
-        rank=rank,
-        world_size=ranks,
-        init_method=f"file://{folder}/rendezvous",
-        device=device,
-        backend="nccl" if on_gpu else "gloo",
-        force_group=True,
-    )
-    assert isinstance(group, GroupOfProcesses)
+def work(trial: Trial, group: GroupOfProcesses) -> tuple[float, dict[str, torch.Tensor] | None]:
+    """One rank's share of the rows, through FSDP2: the factor, and rank 0's gradient."""
     load, scorer, make_batch = JOBS["srpo"]
     torch.manual_seed(0)
     batch = make_batch()
-    engine = gradient_engine_of(load(), scorer, device=device, dtype=torch.float32, ranks=group)
-    update(engine, batch[rank::ranks])
-    if rank == 0:
-        found = (engine.gradient_factor, engine.gradient)
-        (Path(folder) / "result").write_bytes(pickle.dumps(found))
-    leave(group)
+    engine = gradient_engine_of(
+        load(), scorer, device=trial.device, dtype=torch.float32, ranks=group
+    )
+    update(engine, batch[group.rank :: group.size])
+    return engine.gradient_factor, engine.gradient if group.rank == 0 else None

@@ -19,7 +19,7 @@ def describe_row(row: Row) -> str:
     """Status, name, seconds, reason and figures, in one line."""
     figures = ", ".join(f"{name} {_shown(value)}" for name, value in row.figures.items())
     detail = ": ".join(part for part in (row.reason, figures) if part)
-    return f"{row.status:<8} {row.name:<14} {row.seconds:>6.1f} s  {detail or row.what}"
+    return f"{row.status:<8} {row.name:<18} {row.seconds:>6.1f} s  {detail or row.what}"
 
 
 def summary(rows: Sequence[Row]) -> str:

@@ -2,9 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,20 +13,14 @@ from siirl.engine.rollout.vllm.vllm_probe import next_token_logits, trained_prob
 from siirl.engine.rollout.vllm.vllm_settings import PROBE_TOLERANCE
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
-from siirl.engine.training.weight_buckets import (
-    BUCKET_BYTES,
-    CudaIpc,
-    Entry,
-    MappedBuffers,
-    SharedMemory,
-    send,
-)
+from siirl.engine.training.weight_buckets import BUCKET_BYTES
 from siirl.engine.training.weight_sync import WeightSync, acting_copy
 from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.receiving_process import ReceivingProcess
 from siirl.gpu_checks.shapes import QWEN_1_5B, SMALL
 from siirl.models.adapters import adapters_first
 from siirl.models.chat import load_chat_tokenizer
-from siirl.models.checksum import RunningChecksum, checksum
+from siirl.models.checksum import checksum
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.weight_rows import in_rows
 from siirl.params import OptimizerArguments
@@ -87,48 +79,18 @@ def to_process(trial: Trial) -> None:
         f"layer_{number}": torch.randn(entries // 40, 10, device=trial.device).to(trial.dtype)
         for number in range(4)
     }
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    receiver = context.Process(target=_receive, args=(theirs, trial.device), daemon=True)
-    receiver.start()
-    theirs.close()
-
-    def call(handle: Any, packed: list[Any]) -> None:
-        ours.send((handle, packed))
-        ours.recv()
-
     seconds = []
-    for _ in range(2):  # the first also starts the other process
-        transport = CudaIpc(call, trial.device) if trial.on_gpu else SharedMemory(call)
-        begin = time.perf_counter()
-        sent = send(in_rows(weights.items()), transport, bucket_bytes=bucket_bytes)
-        ours.send(None)
-        arrived = ours.recv()
-        seconds.append(time.perf_counter() - begin)
-        trial.require(sent == arrived, f"checksum {sent} was sent, but {arrived} arrived")
-        next(iter(weights.values())).add_(0.5)
+    with ReceivingProcess(trial.device, bucket_bytes=bucket_bytes) as receiver:
+        for _ in range(2):  # the first also starts the other process
+            begin = time.perf_counter()
+            [pair] = receiver.take_weights(in_rows(weights.items()))
+            seconds.append(time.perf_counter() - begin)
+            trial.require(
+                pair.agrees, f"checksum {pair.trained} was sent, but {pair.acting} arrived"
+            )
+            next(iter(weights.values())).add_(0.5)
     size = sum(weight.nbytes for weight in weights.values())
     trial.note(bytes=size, seconds=seconds[-1], gb_per_s=size / seconds[-1] / 1e9)
-
-
-def _receive(sender: Connection, device: torch.device) -> None:
-    """Map buckets and answer each; answer None, the end of the weights, with their checksum."""
-    buffers, digest = MappedBuffers(), RunningChecksum()
-    while True:
-        try:
-            message: tuple[Any, Sequence[Any]] | None = sender.recv()
-        except EOFError:
-            return
-        if message is None:
-            buffers.close()
-            sender.send(digest.value)
-            digest = RunningChecksum()
-            continue
-        handle, packed = message
-        buffer = buffers.open(handle, device=device)
-        for each in packed:
-            digest.add(Entry.unpacked(each).rows(buffer))
-        sender.send(True)
 
 
 def to_vllm(trial: Trial) -> None:

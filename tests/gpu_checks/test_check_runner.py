@@ -67,6 +67,13 @@ def test_a_check_is_told_the_time_at_which_it_is_killed() -> None:
     assert 0 < one < 120 < other < 240
 
 
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_check_is_told_whether_a_group_is_forced(forced: bool) -> None:
+    checks = [check("tells_whether_a_group_is_forced")]
+    [row] = run_checks(checks, minutes=8, apart=False, force_group=forced)
+    assert row.figures == {"forced": forced}
+
+
 def test_nothing_starts_when_the_budget_is_spent() -> None:
     [row] = run_checks([check("sleeps")], minutes=0.01, apart=True)
     assert (row.status, row.reason) == ("skipped", "the time budget is spent (--minutes)")

@@ -14,6 +14,8 @@ from siirl.gpu_checks.agreement import log_prob_gap
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.checkpoints import resumed
 from siirl.gpu_checks.device_speed import masked_attention
+from siirl.gpu_checks.sharded import sharded_update
+from siirl.gpu_checks.sharded_weights import sharded_sync
 from siirl.gpu_checks.video import clips
 
 
@@ -44,6 +46,8 @@ def as_before() -> Iterator[None]:
         masked_attention,
         log_prob_gap,
         resumed,
+        pytest.param(sharded_update, marks=pytest.mark.slow),  # two ranks
+        pytest.param(sharded_sync, marks=pytest.mark.slow),
         clips,
         vla_model.acting,
         vla_model.lora_update,

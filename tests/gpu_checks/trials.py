@@ -32,6 +32,10 @@ def tells_what_is_left(trial: Trial) -> None:
     trial.note(left_s=trial.left_s())
 
 
+def tells_whether_a_group_is_forced(trial: Trial) -> None:
+    trial.note(forced=trial.force_group)
+
+
 def sleeps(trial: Trial) -> None:
     trial.note(so_far=1)
     time.sleep(600)
