@@ -7,12 +7,13 @@
         --arms defaults without_target_noise without_correlation without_target_kl
     # ten minutes of training on two cores, in a result file of its own
     python -m benchmarks.any_tasks metaworld --half kept --steps 120 --work outputs/ten
+    python -m benchmarks.any_tasks metaworld --half fresh --steps 120 --arms defaults success
     python -m benchmarks.any_tasks text
     python -m benchmarks.any_tasks control
     python -m benchmarks.any_tasks libero --seeds 1
 
 `benchmarks.any_tasks_suites` has the tasks. Of Meta-World, half `find` is for choosing defaults;
-half `kept` is run when they are chosen.
+half `kept` is run when they are chosen. `fresh` was drawn after that, and after the length.
 
 An arm is two commands without an option for a task: `siirl.warm_start`, then `siirl.train` on its
 result, which evaluates before and after on held-out episodes. `defaults` has no option but for
@@ -35,11 +36,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.any_tasks_arms import ARMS, Found, Job
-from benchmarks.any_tasks_suites import RESULTS, TRIOS, Suite, suites
+from benchmarks.any_tasks_suites import FRESH_TRIOS, RESULTS, TRIOS, Suite, suites
 from benchmarks.measured_on import describe_machine
 from siirl.reporting.statistics import success_interval
 
-HALVES = {"find": range(1, TRIOS // 2 + 1), "kept": range(TRIOS // 2 + 1, TRIOS + 1)}
+HALVES = {
+    "find": range(1, TRIOS // 2 + 1),
+    "kept": range(TRIOS // 2 + 1, TRIOS + 1),
+    "fresh": range(TRIOS + 1, TRIOS + FRESH_TRIOS + 1),
+}
 COMPARED = {
     "metaworld": ("defaults", "earlier_defaults", "cloning"),
     "libero": ("defaults", "cloning"),

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.any_tasks import return_table, success_table
 from benchmarks.any_tasks_arms import ARMS, Job, Supervised, found_in
-from benchmarks.any_tasks_suites import LIBERO_TUNED, RESULTS, TEXT, TUNED, suites
+from benchmarks.any_tasks_suites import LIBERO_TUNED, PLAYED, RESULTS, TEXT, TUNED, suites
 from envs.libero.suites import choose_tasks
 from envs.math.generators import GeneratedTask
 from siirl.params.parser import parse_config
@@ -26,7 +26,7 @@ def job(suite: str, work: Path = Path("unused"), *, number: int = 1) -> Job:
 def test_no_task_is_drawn_twice_and_none_was_tuned(suite: str) -> None:
     drawn = list(itertools.chain(*SUITES[suite].groups))
     assert len(drawn) == len(set(drawn))
-    assert not set(drawn) & (TUNED | LIBERO_TUNED | {"sums-2", "Pendulum-v1"})
+    assert not set(drawn) & (TUNED | PLAYED | LIBERO_TUNED | {"sums-2", "Pendulum-v1"})
 
 
 def test_the_draw_is_that_of_the_committed_results() -> None:
