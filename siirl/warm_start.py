@@ -29,16 +29,12 @@ from siirl.reporting.origin import ORIGIN_FILE
 from siirl.terminal import warning_lines
 from siirl.terminal.exit_status import exit_status
 
-# One environment in this process collects the demonstrations.
-ALONE = (
-    *(
-        "env.num_servers=1",
-        "env.envs_per_server=1",
-        "trainer.nnodes=1",
-        "trainer.n_gpus_per_node=1",
-    ),
+IN_THIS_PROCESS = (
+    *("env.num_servers=1", "trainer.nnodes=1", "trainer.n_gpus_per_node=1"),
     *("cluster.mode=local", "cluster.address=null"),
 )
+# One environment collects the demonstrations.
+ALONE = (*IN_THIS_PROCESS, "env.envs_per_server=1")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,6 +62,10 @@ def _run(flags: argparse.Namespace, command: str) -> None:
     from siirl.imitation.warm_starts import warm_start
 
     warm_start(flags, config, command=command)
+    if flags.groups:
+        from siirl.jobs.start_groups import report_groups  # slow
+
+        report_groups(flags.output, flags.overrides, groups=flags.groups, alone=IN_THIS_PROCESS)
 
 
 def check_places(flags: argparse.Namespace) -> None:
@@ -152,6 +152,12 @@ def _parser() -> argparse.ArgumentParser:
         help="robots: standardise proprioception to the mean and deviation of the demonstrations; "
         "for values that move by centimetres (env=libero: yes, else no)",
     )
+    parser.add_argument(
+        "--groups",
+        type=count,
+        help="robots: play this number of groups of rollouts of each task with the result, and say "
+        "how many have a success and a failure, from which a 0/1 reward learns (4; 0: none)",
+    )
     _add_sources(parser)
     parser.add_argument(
         "overrides", nargs="*", help="group=option and key=value, as for siirl train"
@@ -189,6 +195,11 @@ def whole_number(text: str) -> int:
     if not 1 <= value <= 1_000_000:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1 and at most 1000000")
     return value
+
+
+def count(text: str) -> int:
+    """From 0 to a million."""
+    return 0 if text == "0" else whole_number(text)
 
 
 def demonstrations_wanted(text: str) -> tuple[str | None, int]:

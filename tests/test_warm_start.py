@@ -15,6 +15,7 @@ from siirl.files.paths import find
 from siirl.imitation.scripted_experts import check_noise
 from siirl.imitation.warm_start_flags import DEMONSTRATIONS, DIFFERENT_DEFAULTS
 from siirl.imitation.warm_starts import demonstrations_of_each
+from siirl.jobs.start_groups import TaskGroups, describe_groups
 from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
@@ -31,6 +32,7 @@ ROBOT = (
     "env.image_size=16",
     "actor_rollout_ref.model.options={width: 16}",
     "--demonstrations=1",
+    "--groups=0",
     *SHORT,
 )
 
@@ -62,6 +64,33 @@ def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_a
         f"Measure it: siirl evaluate checkpoint={tmp_path / 'one'}"
         in capsys.readouterr().out.replace("\n", "")
     )
+
+
+def test_groups_of_rollouts_are_played_with_the_result(tmp_path, capsys):
+    words = [word for word in ROBOT if word != "--groups=0"]
+    sizes = ["--groups=2", "actor_rollout_ref.rollout.n=3", "env.max_episode_steps=50"]
+    assert main(["--output", str(tmp_path), *words, *sizes]) == 0
+    found = json.loads((tmp_path / "config.json").read_text())["notes"]["groups"]["handle-press"]
+    assert (found["groups"], found["episodes"]) == (2, 6)
+    assert found["mixed"] <= min(found["successes"], 2)
+    assert (
+        f"handle-press: {found['successes']} of 6 rollouts succeed; {found['mixed']} of 2 groups "
+        "have a success and a failure\n" in capsys.readouterr().out
+    )
+    load_policy(tmp_path)
+
+
+def test_tasks_without_mixed_groups_are_named_with_the_remedy():
+    found = {
+        "reach": TaskGroups(mixed=1, groups=4, successes=30, episodes=32),
+        "push": TaskGroups(mixed=0, groups=4, successes=16, episodes=32),
+    }
+    assert describe_groups(found) == [
+        "reach: 30 of 32 rollouts succeed; 1 of 4 groups have a success and a failure",
+        "push: 16 of 32 rollouts succeed; 0 of 4 groups have a success and a failure",
+        "A 0/1 reward learns from such groups only, so hardly from push: docs/learning.md, step 2, "
+        "has the remedies.",
+    ]
 
 
 OWN_WORLD = """
@@ -346,6 +375,7 @@ def test_a_number_out_of_range_is_refused(tmp_path, capsys, flag):
     [
         (("env=math", "--noise", "0.1"), "--noise is read by warm starts of robots, but env.name"),
         (("env=math", "--clips", "c.npz"), "--clips is read by warm starts of robots"),
+        (("env=math", "--groups", "0"), "--groups is read by warm starts of robots"),
         (
             ("env=math", "--demonstrations", "3"),
             "--demonstrations is read by warm starts of robots",
@@ -367,7 +397,10 @@ def test_a_flag_that_nothing_reads_is_refused(tmp_path, capsys, words, told):
 
 LEROBOT = Path(__file__).parent / "lerobot" / "v21"
 TWICE = "--lerobot-cameras=observation.images.front,observation.images.front"
-RECORDED = ("env.tasks=[drawer-open,button-press]", *ROBOT[2:3], *SHORT, "--lerobot", str(LEROBOT))
+RECORDED = (
+    *("env.tasks=[drawer-open,button-press]", *ROBOT[2:3], "--groups=0", *SHORT),
+    *("--lerobot", str(LEROBOT)),
+)
 
 
 def test_a_policy_is_cloned_from_a_lerobot_data_set(tmp_path):
@@ -398,7 +431,7 @@ def test_a_policy_is_cloned_from_a_lerobot_data_set(tmp_path):
 )
 def test_a_data_set_that_does_not_fit_is_refused(tmp_path, capsys, words, told):
     of_metaworld = not any(word.startswith("env=") for word in words)
-    line = [*(RECORDED if of_metaworld else RECORDED[2:]), *words]
+    line = [*(RECORDED if of_metaworld else RECORDED[3:]), *words]
     assert main(["--output", str(tmp_path / "policy"), *line]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "policy").exists()

@@ -8,8 +8,9 @@ best one counts it twice. Frames unlike all others have the value 0.
 
 The regression learns only from earlier steps, so it never scores an episode that it has learnt
 from. Its skill is how often it ranks the first half of a success above that of a failure from the
-same start state, in episodes that it has not learnt from. A failure's reward is multiplied by the
-skill, so it is 0 without skill. Left out: video encoding, ranks.
+same start state, in episodes that it has not learnt from, less what chance would explain. A
+failure's reward is multiplied by the skill, so it is 0 without skill. Left out: video encoding,
+ranks.
 
 `benchmarks/reward_value.py` compares it with `vjepa.reward`.
 """
@@ -17,6 +18,7 @@ skill, so it is 0 without skill. Left out: video encoding, ranks.
 # Axes: B trajectory of a step, N remembered trajectory, M moment of a trajectory, E channel of a
 # moment, F feature [M * E] of a trajectory, X and Y rows of moments.
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,9 +37,8 @@ GAMMA = 0.8  # per moment: half an episode before success counts 0.4; 0.6 to 0.9
 RIDGE = 0.1  # added to the kernel's diagonal of 1; 0.01 and 1 rank worse
 FEWEST_SUCCESSES = 2  # to learn from; one success shows its scene, not its task
 SKILL_DECAY = 0.9  # weight of earlier pairs in the skill, per step
-FEWEST_PAIRS = 8  # pairs of a success and a failure in a group, before the skill counts
-
-
+CHANCE = 1.645  # standard errors that are no skill: 5 % of the steps of a value that only guesses
+LATER_NAMES = {"variance", "waiting_NF", "waiting_success_N"}  # not in checkpoints before them
 BEST_MOMENTS = 2  # moments of an episode whose values are averaged; see `closeness`
 
 
@@ -90,20 +91,36 @@ class TaskMemory:
         self.failures_NF = np.zeros((0, 0), np.float32)
         self.scores_N = np.zeros(0)
         """Closeness of earlier failures, each predicted before it was learnt from."""
+        self.waiting_NF = np.zeros((0, 0), np.float32)
+        """Trajectories of this step that are learnt from after it is scored."""
+        self.waiting_success_N = np.zeros(0, bool)
         self.won = 0.0
         """Number of `pairs` in which the success ranks higher, minus those in which it ranks
         lower."""
         self.pairs = 0.0
+        self.variance = 0.0
+        """Of `won`, if the value only guessed."""
 
     @property
     def skill(self) -> float:
-        """Somers' D between success and value within groups; 1: perfect, 0: none or unknown."""
-        return max(0.0, self.won / self.pairs) if self.pairs >= FEWEST_PAIRS else 0.0
+        """Lower confidence bound of Somers' D between success and value within groups.
 
-    def remember(self, rows_BF: Array, success_B: NDArray[np.bool_], *, limit: int) -> None:
-        """Append trajectories, and forget the oldest beyond `limit` of each kind."""
-        self.successes_NF = newest(self.successes_NF, rows_BF[success_B], limit=limit)
-        self.failures_NF = newest(self.failures_NF, rows_BF[~success_B], limit=limit)
+        1: perfect, 0: none or unknown. A value that guesses has skill in one step of twenty.
+        """
+        surely_won = self.won - CHANCE * math.sqrt(self.variance)
+        return max(0.0, surely_won / self.pairs) if self.pairs else 0.0
+
+    def wait(self, rows_BF: Array, success_B: NDArray[np.bool_]) -> None:
+        """Keep trajectories for `learn`."""
+        self.waiting_NF = joined(self.waiting_NF, rows_BF)
+        self.waiting_success_N = np.concatenate((self.waiting_success_N, success_B))
+
+    def learn(self, *, limit: int) -> None:
+        """Remember what waits, and forget the oldest beyond `limit` of each kind."""
+        rows_NF, success_N = self.waiting_NF, self.waiting_success_N
+        self.successes_NF = last(joined(self.successes_NF, rows_NF[success_N]), limit)
+        self.failures_NF = last(joined(self.failures_NF, rows_NF[~success_N]), limit)
+        self.waiting_NF, self.waiting_success_N = rows_NF[:0], success_N[:0]
 
     def regression(self, *, fewest_failures: int) -> ValueRegression | None:
         """Fit the remembered episodes; None if they are too few."""
@@ -117,21 +134,21 @@ class TaskMemory:
         return ValueRegression(rows_XE=moments_of(rows_NF), target_X=target_NM.ravel())
 
 
-def newest(before_NF: Array, rows_BF: Array, *, limit: int) -> Array:
-    """The last `limit` rows of both.
+def joined(before_NF: Array, rows_BF: Array) -> Array:
+    """The rows of both.
 
     Raises:
         ValueError: They have different numbers of features.
     """
     if len(before_NF) == 0 or len(rows_BF) == 0:
-        return last(rows_BF if len(rows_BF) else before_NF, limit)
+        return rows_BF if len(rows_BF) else before_NF
     if before_NF.shape[1] != rows_BF.shape[1]:
         raise ValueError(
             f"Embeddings have {rows_BF.shape[1]} channels, the remembered ones "
             f"{before_NF.shape[1]}: they come from another encoder. Use that one, or start without "
             "its memory."
         )
-    return last(np.concatenate((before_NF, rows_BF)), limit)
+    return np.concatenate((before_NF, rows_BF))
 
 
 def last(rows: Array, limit: int) -> Array:
@@ -156,6 +173,7 @@ class SuccessValueReward:
         for task, rows_NF in (demonstrations or {}).items():
             won = np.ones(len(rows_NF), bool)
             self.remember(task=task, embeddings_BF=rows_NF, success_B=won)
+            self.memory[task].learn(limit=config.success_bank_size)
 
     def score(
         self, *, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array
@@ -180,7 +198,7 @@ class SuccessValueReward:
         task_B = np.asarray(tasks_B, dtype=str)
         reward_B = success_B.astype(np.float64)
         distance_B, z_B = np.full(len(task_B), np.nan), np.full(len(task_B), np.nan)
-        skills = []
+        skills: dict[str, float] = {}
         for task in sorted(set(tasks_B)):
             of_task_B = task_B == task
             memory = self.memory.setdefault(task, TaskMemory())
@@ -192,7 +210,7 @@ class SuccessValueReward:
                     success_B=success_B[of_task_B],
                     group_B=group_B[of_task_B],
                 )
-                skills.append(memory.skill)
+                skills[task] = memory.skill
                 failed = of_task_B & ~success_B
                 score_N = closeness(value_BM)[~success_B[of_task_B]]
                 if memory.skill > 0 and len(score_N):
@@ -202,9 +220,9 @@ class SuccessValueReward:
                     reward_B[failed] = self.config.alpha * memory.skill * expit(-z_B[failed])
                 recent = np.concatenate((memory.scores_N, score_N))
                 memory.scores_N = last(recent, self.config.failure_window)
-            self.remember(
-                task=task, embeddings_BF=rows_BF[of_task_B], success_B=success_B[of_task_B]
-            )
+            memory.wait(rows_BF[of_task_B], success_B[of_task_B])
+        for memory in self.memory.values():
+            memory.learn(limit=self.config.success_bank_size)
         defined_B = success_B | np.isfinite(distance_B)
         metrics = reward_metrics(
             reward_B=reward_B,
@@ -214,15 +232,17 @@ class SuccessValueReward:
             group_B=group_B,
         )
         if skills:
-            metrics["reward/value_skill"] = float(np.mean(skills))
+            metrics["reward/value_skill"] = float(np.mean(list(skills.values())))
+        metrics |= {f"reward/{task}/value_skill": skill for task, skill in skills.items()}
         return RewardOutput(reward_B.astype(np.float32), defined_B, distance_B, z_B, metrics)
 
     def remember(self, *, task: str, embeddings_BF: Array, success_B: NDArray[np.bool_]) -> None:
-        """Learn from trajectories without scoring them, for example of groups that were dropped."""
+        """Learn from trajectories that are not scored, such as those of dropped groups.
+
+        It happens after the next `score`, so what scores a step is the same for all its groups.
+        """
         rows_BF = finite_rows(embeddings_BF, what=f"trajectories of {task!r}")
-        self.memory.setdefault(task, TaskMemory()).remember(
-            rows_BF, success_B, limit=self.config.success_bank_size
-        )
+        self.memory.setdefault(task, TaskMemory()).wait(rows_BF, success_B)
 
     def judges(self, task: str) -> bool:
         """Whether failures of the task get different rewards."""
@@ -248,13 +268,18 @@ class SuccessValueReward:
         names = set(vars(TaskMemory()))
         self.memory.clear()
         for task, stored in state.items():
-            if set(stored) != names:
+            if set(stored) not in (names, names - LATER_NAMES):
                 raise ValueError(f"A value's memory has {sorted(names)}; got {sorted(stored)}.")
             memory = self.memory[task] = TaskMemory()
             memory.successes_NF = finite_rows(stored["successes_NF"], what=f"successes of {task!r}")
             memory.failures_NF = finite_rows(stored["failures_NF"], what=f"failures of {task!r}")
             memory.scores_N = np.asarray(stored["scores_N"], np.float64)
+            if "variance" not in stored:
+                continue  # the skill is measured again
+            memory.waiting_NF = finite_rows(stored["waiting_NF"], what=f"step of {task!r}")
+            memory.waiting_success_N = np.asarray(stored["waiting_success_N"], bool)
             memory.won, memory.pairs = float(stored["won"]), float(stored["pairs"])
+            memory.variance = float(stored["variance"])
 
 
 def count_pairs(
@@ -267,12 +292,15 @@ def count_pairs(
     """
     half_B = value_BM[:, : MOMENTS // 2].mean(1)
     memory.won, memory.pairs = SKILL_DECAY * memory.won, SKILL_DECAY * memory.pairs
+    memory.variance *= SKILL_DECAY**2
     for group in np.unique(group_B):
         successes = half_B[(group_B == group) & success_B]
         failures = half_B[(group_B == group) & ~success_B]
         difference = np.subtract.outer(successes, failures)
         memory.won += float(np.sign(difference).sum())
         memory.pairs += difference.size
+        # Mann and Whitney, 1947: of the pairs won less those lost, without ties
+        memory.variance += difference.size * (sum(difference.shape) + 1) / 3
 
 
 def moments_of(rows_NF: Array) -> Array:

@@ -193,14 +193,22 @@ def mixed_groups(graded: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
     """Share of each task's groups with both a success and a failure: a 0/1 reward learns only from
     these.
     """
+    return {
+        f"rollout/{task}/mixed_groups": mean_of(map(float, mixed))
+        for task, mixed in groups_by_task(graded).items()
+    }
+
+
+def groups_by_task(graded: Sequence[Mapping[str, Any]]) -> dict[str, list[bool]]:
+    """Whether each group of a task has both a success and a failure."""
     outcomes: dict[tuple[str, int], set[bool]] = {}
     for row in graded:
         group = (task_name(row["task_name"]), int(row["index"]))
         outcomes.setdefault(group, set()).add(bool(row["complete"]))
-    mixed: dict[str, list[float]] = {}
+    mixed: dict[str, list[bool]] = {}
     for (task, _), seen in outcomes.items():
-        mixed.setdefault(task, []).append(float(len(seen) == 2))
-    return {f"rollout/{task}/mixed_groups": mean_of(shares) for task, shares in mixed.items()}
+        mixed.setdefault(task, []).append(len(seen) == 2)
+    return mixed
 
 
 def return_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:

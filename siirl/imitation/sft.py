@@ -94,18 +94,28 @@ def _negative_log_likelihood(scores: TokenScores, rows: TensorDict) -> LossSum:
 
 
 @torch.no_grad()
-def measure_answers(model: LanguageModel, rows: TensorDict) -> dict[str, float]:
+def measure_answers(
+    model: LanguageModel, rows: TensorDict, *, rollouts: int = 1
+) -> dict[str, float]:
     """Measure how often a model gives the answers of `rows`.
+
+    Args:
+        model: The model.
+        rows: Questions with their answers.
+        rollouts: Answers to a question in training.
 
     Returns:
         `greedy`: share of answers in which every token is the greedy one. `sampled`: mean
-        probability of a whole answer at temperature 1. `entropy`: nats per token along the correct
-        answers. `questions`: their number.
+        probability of a whole answer at temperature 1. `mixed`: expected share of questions whose
+        `rollouts` answers are neither all right nor all wrong. `entropy`: nats per token along the
+        correct answers. `questions`: their number.
     """
     scores, cold = (text_scorer(model, rows, temperature) for temperature in (1.0, COLD))
+    right_B = scores.log_probs_BT.sum(1).exp()
     return {
         "greedy": float((cold.log_probs_BT.sum(1) > math.log(0.5)).float().mean()),
-        "sampled": float(scores.log_probs_BT.sum(1).exp().mean()),
+        "sampled": float(right_B.mean()),
+        "mixed": float((1 - right_B**rollouts - (1 - right_B) ** rollouts).mean()),
         "entropy": float(scores.entropy_BT.sum() / rows["response_mask"].sum()),
         "questions": len(rows),
     }
@@ -164,6 +174,7 @@ def warm_start_on_answers(
     initial: ModelArguments,
     env: EnvArguments,
     trainer: TrainingArguments,
+    rollouts: int,
     updates: int,
     batch_rows: int,
     learning_rate: float,
@@ -177,6 +188,7 @@ def warm_start_on_answers(
         initial: The model.
         env: The questions.
         trainer: Has the seed.
+        rollouts: Answers to a question in training.
         updates: Maximum number of optimiser steps.
         batch_rows: Questions per optimiser step.
         learning_rate: Peak of the schedule.
@@ -209,11 +221,13 @@ def warm_start_on_answers(
                 if not questions.asked:
                     break
     notes: dict[str, Any] = {"command": command, "updates": update, "loss": round(loss, 4)}
-    notes["held_out"] = _rounded(measure_answers(model, held_out))
+    notes["held_out"] = _rounded(measure_answers(model, held_out, rollouts=rollouts))
     if len(tasks) > 1:
         count = max(LOOKED_AT_LEAST, MEASURED_QUESTIONS // len(tasks))
         notes["held_out_by_task"] = {
-            task: _rounded(measure_answers(model, questions.distinct(count, tasks=(task,))))
+            task: _rounded(
+                measure_answers(model, questions.distinct(count, tasks=(task,)), rollouts=rollouts)
+            )
             for task in tasks
         }
     notes |= _notes_of(initial.path)

@@ -16,12 +16,12 @@ TEXT_DEFAULTS = {"batch_rows": 128, "learning_rate": 1.5e-3, "stop_at": 0.4}
 UPDATES_OF_A_TASK = 700
 ROBOT_DEFAULTS = {
     **{"updates": 300, "batch_rows": 128, "learning_rate": 1e-3},
-    **{"noise": 0.3, "target_noise": 0.0, "fit_proprioception": False},
+    **{"noise": 0.3, "target_noise": 0.0, "fit_proprioception": False, "groups": 4},
 }
 OF_TEXT = ("stop_at",)
 """Flags that only warm starts of language models read."""
 OF_ROBOTS = (
-    *("demonstrations", "noise", "target_noise", "fit_proprioception"),
+    *("demonstrations", "noise", "target_noise", "fit_proprioception", "groups"),
     *("clips", "expert", "lerobot", "lerobot_cameras"),
 )
 DEMONSTRATIONS = {"libero": 12}  # of each task, else two; LIBERO's are those of the shipped weights

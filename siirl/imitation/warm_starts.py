@@ -318,6 +318,7 @@ def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: s
         initial=config.actor_rollout_ref.model,
         env=config.env,
         trainer=config.trainer,
+        rollouts=config.actor_rollout_ref.rollout.n,
         command=command,
         **chosen,
     )
@@ -325,7 +326,9 @@ def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: s
     print(
         f"Saved {flags.output}: greedy accuracy {measured['greedy']:.0%} on "
         f"{measured['questions']} held-out questions, {measured['sampled']:.0%} sampled, entropy "
-        f"{measured['entropy']:.2f} nats per token."
+        f"{measured['entropy']:.2f} nats per token. Of groups of "
+        f"{config.actor_rollout_ref.rollout.n} answers, {measured['mixed']:.0%} have right and "
+        "wrong ones."
     )
     for line in describe_tasks(notes.get("held_out_by_task", {})):
         print(line)
@@ -335,8 +338,9 @@ def describe_tasks(measured: Mapping[str, Mapping[str, float]]) -> list[str]:
     """A line with the success of each task, and one with tasks that RL can hardly improve."""
     lines = []
     if measured:
-        shares = [f"{task} {found['sampled']:.1%}" for task, found in measured.items()]
-        lines.append(f"Sampled, by task: {', '.join(shares)}.")
+        for kind, title in (("sampled", "Sampled"), ("mixed", "Mixed groups")):
+            shares = [f"{task} {found[kind]:.1%}" for task, found in measured.items()]
+            lines.append(f"{title}, by task: {', '.join(shares)}.")
     hopeless = [task for task, found in measured.items() if found["sampled"] < HARDLY_EVER]
     if hopeless:
         lines.append(

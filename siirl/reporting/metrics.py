@@ -230,7 +230,12 @@ METRICS: dict[str, Metric] = {
     "reward/clusters": Metric(_LAST, "clusters of successes, over all tasks"),
     "reward/noise_share": Metric(_LAST, "share of references that belong to no cluster"),
     "reward/value_skill": Metric(
-        _LAST, "how clearly the first half of a success is rated above that of a failure, 0 to 1"
+        _LAST,
+        "how clearly the first half of a success is rated above that of a failure, 0 to 1, less "
+        "what chance would explain; mean over tasks",
+    ),
+    "reward/<task>/value_skill": Metric(
+        _LAST, "the same of one task; at 0 its failures earn 0, as with reward=success"
     ),
     "reward/<statistic>": Metric(_LAST, "a statistic of the trajectory reward over all ranks"),
     "advantage/mean": Metric(_MEAN, "advantage"),

@@ -28,7 +28,9 @@ STALLED_STEPS = 10  # the KL of one step is a noisy estimate
 FALLEN_STEPS = 10
 FALLEN_ERRORS = 3.0  # standard errors; steps differ by their prompts
 FALLEN_SHARE = 0.8  # of the initial success; a smaller fall is not worth a warning
-UNMIXED_STEPS = 10  # with four groups of a task per step: forty without a mixed one
+UNMIXED_STEPS = 10  # with four groups of a task per step: forty, of which at most three are mixed
+UNMIXED_SHARE = 0.1
+UNRANKED_STEPS = 10  # the correlation of a step has a standard error of about 0.3
 SOLVED = 0.9  # success above which low entropy is expected
 
 
@@ -202,22 +204,32 @@ _REMEDY_OF_DROP = {
 
 @dataclass
 class UnmixedGroups:
-    """A task whose groups never have both a success and a failure."""
+    """A task whose groups hardly ever have both a success and a failure.
 
-    steps: dict[str, int] = field(default_factory=dict)
-    successes: dict[str, float] = field(default_factory=dict)
+    Left out: solved tasks beside solved tasks only; the run has reached its end.
+    """
+
+    found: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)
+    """Share of mixed groups and success rate of a task's last steps."""
 
     def look(self, metrics: Metrics) -> str | None:
         """See Sentinel; ignores tasks without a group in the step."""
         for task, mixed, success in _groups_of_tasks(metrics):
-            unmixed = mixed == 0.0
-            self.steps[task] = self.steps.get(task, 0) + 1 if unmixed else 0
-            self.successes[task] = self.successes.get(task, 0.0) + success if unmixed else 0.0
-        idle = [task for task, steps in self.steps.items() if steps >= UNMIXED_STEPS]
-        if not idle:
+            self.found.setdefault(task, deque(maxlen=UNMIXED_STEPS)).append((mixed, success))
+        means = {
+            task: [fmean(kind) for kind in zip(*of_task, strict=True)]
+            for task, of_task in self.found.items()
+        }
+        all_solved = all(success >= SOLVED for _, success in means.values())
+        idle = [
+            (task, mixed, success)
+            for task, (mixed, success) in means.items()
+            if len(self.found[task]) == UNMIXED_STEPS and mixed < UNMIXED_SHARE
+        ]
+        if not idle or all_solved:
             return None
         return " ".join(
-            _remedy_of_task(task, success=self.successes[task] / self.steps[task]) for task in idle
+            _remedy_of_task(task, mixed=mixed, success=success) for task, mixed, success in idle
         )
 
 
@@ -231,8 +243,9 @@ def _groups_of_tasks(metrics: Metrics) -> Iterator[tuple[str, float, float]]:
                 yield task, mixed, success
 
 
-def _remedy_of_task(task: str, *, success: float) -> str:
-    found = f"{task}: no group of the last {UNMIXED_STEPS} steps had both a success and a failure"
+def _remedy_of_task(task: str, *, mixed: float, success: float) -> str:
+    share = f"{mixed:.0%} of the groups" if mixed else "no group"
+    found = f"{task}: {share} of the last {UNMIXED_STEPS} steps had both a success and a failure"
     if success >= SOLVED:
         return (
             f"{found}, and {success:.0%} of the rollouts succeeded. The task is solved and takes "
@@ -250,6 +263,51 @@ def _remedy_of_task(task: str, *, success: float) -> str:
         "weights that sometimes succeed (siirl warm-start with more --demonstrations), or leave "
         "the task out."
     )
+
+
+@dataclass
+class UnrankedFailures:
+    """The reward's order of failures does not agree with the true distance to success."""
+
+    found: deque[float] = field(default_factory=lambda: deque(maxlen=UNRANKED_STEPS))
+
+    def look(self, metrics: Metrics) -> str | None:
+        """See Sentinel; ignores steps without enough failures, or without true distances."""
+        correlation = metrics.get("reward/oracle_rank_correlation")
+        if not isinstance(correlation, float):
+            return None
+        self.found.append(correlation)
+        if len(self.found) < UNRANKED_STEPS or fmean(self.found) > 0:
+            return None
+        return (
+            f"The rewards of failures had a rank correlation of {fmean(self.found):.2f} with their "
+            f"true closeness to success in the last {UNRANKED_STEPS} measured steps, so their "
+            "differences are noise. reward=success rewards all failures alike; siirl reward-check "
+            "measures other rewards and encoders on this policy."
+        )
+
+
+@dataclass
+class UnskilledValue:
+    """Tasks of reward=video_value whose failures are not ranked."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+
+    def look(self, metrics: Metrics) -> str | None:
+        """See Sentinel; ignores tasks without a value in the step."""
+        for name, skill in metrics.items():
+            task = name.removeprefix("reward/").removesuffix("/value_skill")
+            if name == f"reward/{task}/value_skill":
+                self.steps[task] = self.steps.get(task, 0) + 1 if skill == 0.0 else 0
+        unskilled = [task for task, steps in self.steps.items() if steps >= UNRANKED_STEPS]
+        if not unskilled:
+            return None
+        return (
+            f"{', '.join(unskilled)}: in the last {UNRANKED_STEPS} steps the value of frames told "
+            "successes from failures no better than chance, so failures earned 0, as with "
+            "reward=success. It needs more groups with a success and a failure "
+            "(actor_rollout_ref.rollout.n, data.train_batch_size), or another reward.encoder."
+        )
 
 
 @dataclass
@@ -321,6 +379,8 @@ class Sentinels:
             CollapsedEntropy(),
             EveryGroupFiltered(),
             UnmixedGroups(),
+            UnrankedFailures(),
+            UnskilledValue(),
             FallenSuccess(),
             StalledPolicy(),
             HeldOutPromptsTrain(),

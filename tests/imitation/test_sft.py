@@ -86,8 +86,9 @@ def test_greedy_sampled_and_entropy_of_a_model_that_knows_nothing(tokenizer):
         for weight in model.parameters():
             weight.zero_()  # every token equally likely
     rows = questions(tokenizer).draw(8)
-    measured = measure_answers(model, rows)
+    measured = measure_answers(model, rows, rollouts=4)
     lengths = rows["response_mask"].sum(1)
+    assert measured["mixed"] == pytest.approx(4 * measured["sampled"], rel=1e-2)
     assert measured["sampled"] == pytest.approx(float((264.0**-lengths).mean()), rel=1e-4)
     assert measured["entropy"] == pytest.approx(math.log(264), rel=1e-5)
     assert (measured["greedy"], measured["questions"]) == (0.0, 8)
@@ -152,6 +153,7 @@ def start(folder, *, updates=20, stop_at=2.0, tasks=("sums-1",), **model):
         initial=config.actor_rollout_ref.model,
         env=config.env,
         trainer=config.trainer,
+        rollouts=16,
         updates=updates,
         batch_rows=32,
         learning_rate=1e-2,
@@ -189,9 +191,13 @@ def test_each_task_gets_as_many_updates_as_one_alone():
 
 
 def test_a_task_without_a_right_sample_is_named():
-    measured = {"sums-2": {"sampled": 0.25}, "products-2": {"sampled": 0.004}}
+    measured = {
+        "sums-2": {"sampled": 0.25, "mixed": 0.8},
+        "products-2": {"sampled": 0.004, "mixed": 0.06},
+    }
     assert describe_tasks(measured) == [
         "Sampled, by task: sums-2 25.0%, products-2 0.4%.",
+        "Mixed groups, by task: sums-2 80.0%, products-2 6.0%.",
         "Hardly ever right: products-2. Reinforcement learning gets almost no signal there: give "
         "more --updates, or choose an easier size.",
     ]
@@ -220,6 +226,7 @@ def test_an_unknown_task_is_refused(tmp_path):
             initial=config.actor_rollout_ref.model,
             env=config.env,
             trainer=config.trainer,
+            rollouts=16,
             updates=1,
             batch_rows=1,
             learning_rate=1e-3,

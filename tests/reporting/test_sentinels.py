@@ -134,15 +134,48 @@ def test_a_task_without_a_mixed_group_for_ten_steps_is_named_with_the_remedy_for
     assert text.startswith("hammer: no group of the last 10 steps") and remedy in text
 
 
-def test_one_mixed_group_restarts_the_count_of_its_task() -> None:
-    unmixed: Step = {"rollout/hammer/mixed_groups": 0.0, "rollout/hammer/success_rate": 1.0}
-    mixed: Step = {"rollout/hammer/mixed_groups": 0.25, "rollout/hammer/success_rate": 0.97}
-    [(number, _)] = warnings(*[unmixed] * 9, mixed, *[unmixed] * 12)
-    assert number == 20
+def hammer(mixed: float, success: float, **others: float) -> Step:
+    """A step of a hammer task, beside a door that can be learnt."""
+    return {
+        "rollout/hammer/mixed_groups": mixed,
+        "rollout/hammer/success_rate": success,
+        "rollout/door-open/mixed_groups": 0.5,
+        "rollout/door-open/success_rate": 0.5,
+        **others,
+    }
+
+
+def test_a_tenth_of_mixed_groups_is_enough() -> None:
+    assert warnings(*[hammer(0.0, 0.3), hammer(0.25, 0.3)] * 15) == []
+    [(number, text)] = warnings(*[*[hammer(0.0, 0.3)] * 4, hammer(0.25, 0.5)] * 4)
+    assert number == 10 and text.startswith("hammer: 5% of the groups of the last 10 steps")
+    assert "32%" not in text and "34% of the rollouts succeeded" in text
+
+
+def test_solved_tasks_alone_get_no_warning_of_unmixed_groups() -> None:
+    solved = hammer(0.0, 1.0) | {"rollout/door-open/success_rate": 0.95}
+    assert warnings(*[solved] * 20) == []
+
+
+def test_rewards_that_do_not_follow_the_true_distance_are_warned_of() -> None:
+    name = "reward/oracle_rank_correlation"
+    assert warnings(*[{name: 0.4}, {name: -0.3}] * 15) == []
+    [(number, text)] = warnings(*[{name: 0.3}, {}, {name: -0.4}] * 10)
+    assert number == 15 and "a rank correlation of -0.05 with" in text and "reward=success" in text
+
+
+def test_a_value_without_skill_is_named_by_task() -> None:
+    step: Step = {
+        "reward/value_skill": 0.2,
+        "reward/object/1/value_skill": 0.0,
+        "reward/reach/value_skill": 0.4,
+    }
+    [(number, text)] = warnings(*[step] * 9, step | {"reward/value_skill": 0.0}, *[step] * 5)
+    assert number == 10 and text.startswith("object/1: in the last 10 steps the value of frames")
 
 
 def test_a_step_without_groups_of_a_task_does_not_count_for_it() -> None:
-    unmixed: Step = {"rollout/hammer/mixed_groups": 0.0, "rollout/hammer/success_rate": 1.0}
+    unmixed = hammer(0.0, 1.0)
     steps: list[Step] = [unmixed] * 9 + [{}] * 5 + [unmixed]
     [(number, _)] = warnings(*steps)
     assert number == 15
