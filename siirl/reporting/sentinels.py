@@ -244,8 +244,10 @@ def _groups_of_tasks(metrics: Metrics) -> Iterator[tuple[str, float, float]]:
 
 
 def _remedy_of_task(task: str, *, mixed: float, success: float) -> str:
-    share = f"{mixed:.0%} of the groups" if mixed else "no group"
-    found = f"{task}: {share} of the last {UNMIXED_STEPS} steps had both a success and a failure"
+    found = (
+        f"{task}: {mixed:.0%} of the groups of the last {UNMIXED_STEPS} steps had both a success "
+        "and a failure"
+    )
     if success >= SOLVED:
         return (
             f"{found}, and {success:.0%} of the rollouts succeeded. The task is solved and takes "

@@ -131,7 +131,7 @@ def test_a_task_without_a_mixed_group_for_ten_steps_is_named_with_the_remedy_for
     }
     [(number, text)] = warnings(*[step] * 25)
     assert number == 10
-    assert text.startswith("hammer: no group of the last 10 steps") and remedy in text
+    assert text.startswith("hammer: 0% of the groups of the last 10 steps") and remedy in text
 
 
 def hammer(mixed: float, success: float, **others: float) -> Step:
