@@ -139,6 +139,24 @@ def straying(rng: np.random.Generator) -> Disturb:
     )
 
 
+def hovering(rng: np.random.Generator) -> Disturb:
+    """The expert's way to the object, and then a stay beside it."""
+    stop = int(rng.uniform(8, 25))
+    return lambda action, step: (
+        action if step < stop else 0.1 * rng.normal(size=ACTION_SIZE) * [1, 1, 1, 0]
+    )
+
+
+def knocking(rng: np.random.Generator) -> Disturb:
+    """The expert's way to the object, and then sweeps through its place."""
+    stop = int(rng.uniform(8, 25))
+    sweep = np.append(rng.normal(size=2), [0.0, 0.0])
+    sweep /= np.abs(sweep).max()
+    return lambda action, step: (
+        action if step < stop else sweep * (1 if (step - stop) // 10 % 2 == 0 else -1)
+    )
+
+
 KINDS: dict[str, Callable[[np.random.Generator], Disturb]] = {
     "expert": expert_like,
     "stalling": stalling,
@@ -147,8 +165,12 @@ KINDS: dict[str, Callable[[np.random.Generator], Disturb]] = {
     "wandering": wandering,
     "drifting": drifting,
     "straying": straying,
+    "hovering": hovering,
+    "knocking": knocking,
 }
-FAILING_KINDS = tuple(kind for kind in KINDS if kind != "expert")
+ADVERSARIES = ("hovering", "knocking")
+"""Kinds that no encoder was trained on, and that a reward should not pay."""
+FAILING_KINDS = tuple(kind for kind in KINDS if kind not in ("expert", *ADVERSARIES))
 
 
 def expert_actions(

@@ -7,7 +7,8 @@ the value of frames (`vjepa.success_value`) from pixels and from the shipped enc
 the failures of the later steps: rank correlation with the true distance at the end, over the task
 and within groups, the only part that an advantage uses; the skill that the value measured itself;
 and the share of a step's failures whose reward is below that of a video that achieves nothing
-(`siirl.jobs.idle_videos`). Two policies: the shipped one, and that of `--policy`, with `--tasks`.
+(`siirl.jobs.idle_videos`), or that of an expert which hovers beside the object, or sweeps through
+its place. Policies: the shipped one, and that of `--policy`, with `--tasks`.
 Left out: learning with the reward (benchmarks.embodied_learning).
 """
 
@@ -28,7 +29,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.collect_clips import WARM_START_TASKS, Clip, load_clips, roll_out, save_clips
+from benchmarks.collect_clips import (
+    ADVERSARIES,
+    WARM_START_TASKS,
+    Clip,
+    collect,
+    load_clips,
+    roll_out,
+    save_clips,
+)
 from benchmarks.measured_on import describe_machine
 from envs.metaworld.metaworld_env import MetaWorldEnv
 from siirl.jobs.idle_videos import IdleVideo, RealEpisode, idle_videos
@@ -44,6 +53,7 @@ FIRST_SEED = 8_200_000  # of start states that nothing was trained or tuned on
 GROUPS, ROLLOUTS = 4, 8  # of a task in a step
 LEARNING_STEPS = 2  # not measured
 FEWEST_FAILURES = 6  # of a task, for a correlation
+ADVERSARIES_OF_A_TASK = 4  # of each kind
 
 NOTE = (
     "Rank correlation with the true distance at the end of an episode; mean over tasks with at "
@@ -122,9 +132,17 @@ class Online:
 
 
 def score_online(
-    *, clips: Sequence[Clip], encoder: VideoEncoder, reward: Any, columns: Columns
+    *,
+    clips: Sequence[Clip],
+    adversaries: Sequence[IdleVideo],
+    encoder: VideoEncoder,
+    reward: Any,
+    columns: Columns,
 ) -> Online:
-    """Score the episodes in steps, as training would."""
+    """Score the episodes in steps, as training would.
+
+    `adversaries` join each step's idle videos.
+    """
     closeness_N = np.full(len(columns.task_N), np.nan)
     embeddings_NE = encoder.encode([clip.frames for clip in clips])
     skills, seconds, shares = [], 0.0, defaultdict[str, list[float]](list)
@@ -148,7 +166,8 @@ def score_online(
                 RealEpisode(clip.task, clip.success, clip.frames)
                 for clip in map(clips.__getitem__, rows)
             ]
-            for kind, share in outranked(list(idle_videos(played)), encoder, before, inputs):
+            videos = [*idle_videos(played), *adversaries]
+            for kind, share in outranked(videos, encoder, before, inputs):
                 shares[kind].append(share)
     means = {kind: float(np.mean(found)) for kind, found in shares.items()}
     return Online(closeness_N, skills, means, seconds)
@@ -215,10 +234,17 @@ def main() -> None:
         )
     clips = list(load_clips(file))
     columns = Columns.of(clips)
+    counts = dict.fromkeys(ADVERSARIES, ADVERSARIES_OF_A_TASK)
+    played = asyncio.run(collect(tasks=flags.tasks, counts=counts, first_seed=FIRST_SEED))
+    adversaries = [
+        IdleVideo(clip.kind, clip.task, clip.frames) for clip in played if not clip.success
+    ]
     results = {}
     for name, make in REWARDS.items():
         encoder, reward = make()
-        online = score_online(clips=clips, encoder=encoder, reward=reward, columns=columns)
+        online = score_online(
+            clips=clips, adversaries=adversaries, encoder=encoder, reward=reward, columns=columns
+        )
         results[name] = {
             "tasks": correlations(online.closeness_N, columns),
             "skill_by_step": online.skills,
