@@ -24,7 +24,7 @@ from siirl.engine.actor.embodied_scorer import embodied_scorer, observe_rows
 from siirl.engine.critic.critic import Critic
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.critic.value_scorers import embodied_value_scorer, first_token_of_each_chunk
-from siirl.engine.reward_manager import RewardManager, make_reward_manager
+from siirl.engine.reward_manager import RewardManager, make_reward_manager, pooling_of
 from siirl.engine.reward_manager.demonstration_clips import load_demonstration_clips
 from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout
 from siirl.engine.rollout.vla.segment_workflow import SegmentWorkflow
@@ -40,7 +40,6 @@ from siirl.reporting.finished_episodes import EpisodeRecorder
 from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder
 from vjepa.encoders import VideoEncoder, load_video_encoder
 from vjepa.latent_encoder import EncoderPlacement
-from vjepa.pooling import OVER_TIME
 
 SAMPLED = (False,)
 
@@ -228,7 +227,7 @@ def make_encoder(reward: RewardArguments, *, device: torch.device) -> VideoEncod
         return None
     return load_video_encoder(
         str(find(reward.encoder)),
-        pooling=OVER_TIME if reward.name == "video_value" else None,
+        pooling=pooling_of(reward.name),
         placement=encoder_placement(reward, device=device),
     )
 

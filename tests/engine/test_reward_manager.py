@@ -9,10 +9,11 @@ from siirl.engine.reward_manager import (
     Memoryless,
     check_own_manager,
     make_reward_manager,
+    pooling_of,
 )
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import RewardArguments
-from vjepa.pooling import MOMENTS
+from vjepa.pooling import MOMENTS, OVER_TIME
 
 
 def outcomes(
@@ -112,8 +113,11 @@ def test_video_value_learns_from_dropped_episodes_too():
     seen, dropped = manager("video_value"), manager("video_value")
     seen.score(episodes_along_a_line(0))
     dropped.remember(episodes_along_a_line(0))
-    step = episodes_along_a_line(1)
-    assert dropped.score(step).reward_B.tolist() == seen.score(step).reward_B.tolist()
+    for value in (seen, dropped):
+        value.score(episodes_along_a_line(1))
+    learnt, also_learnt = (value.state_dict()["door-open"] for value in (seen, dropped))
+    for kind in ("successes_NF", "failures_NF"):
+        assert np.array_equal(learnt[kind], also_learnt[kind]) and len(learnt[kind]) > 0
 
 
 def test_the_memory_of_video_value_survives_a_checkpoint(tmp_path):
@@ -184,3 +188,18 @@ def test_a_class_is_judged_without_an_instance():
 def test_an_unknown_reward_is_refused_with_the_known_ones():
     with pytest.raises(UnknownNameError, match="srpo_released"):
         manager("srpoo")
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [
+        ("video_value", OVER_TIME),
+        ("siirl.engine.reward_manager.embodied_rewards:VideoValueReward", OVER_TIME),
+        ("benchmarks.reward_alone:ValueAlone", OVER_TIME),
+        ("benchmarks.reward_alone:VideoAlone", None),
+        ("srpo", None),
+        ("siirl.engine.reward_manager.embodied_rewards:make_reward_manager", None),
+    ],
+)
+def test_a_value_of_frames_and_classes_derived_from_it_get_the_moments(name, pooling):
+    assert pooling_of(name) == pooling

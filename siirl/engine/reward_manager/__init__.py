@@ -4,6 +4,7 @@ from siirl.engine.reward_manager.embodied_rewards import (
     REWARD_MANAGERS,
     check_own_manager,
     make_reward_manager,
+    pooling_of,
 )
 from siirl.engine.reward_manager.reward_contract import (
     EpisodeOutcomes,
@@ -23,4 +24,5 @@ __all__ = [
     "check_own_manager",
     "make_reward_manager",
     "make_text_reward_manager",
+    "pooling_of",
 ]

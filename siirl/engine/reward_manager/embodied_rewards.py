@@ -24,6 +24,7 @@ from siirl.engine.reward_manager.reward_contract import (
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import RewardArguments
 from siirl.params.references import check_call, is_reference, load_reference
+from vjepa.pooling import OVER_TIME
 from vjepa.reward_settings import TrajectoryRewardConfig
 
 # Importing SciPy and scikit-learn takes a fifth of a run's import time; only these rewards need
@@ -122,8 +123,11 @@ class VideoValueReward:
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
-        columns = _reward_columns(outcomes, outcomes.video_embedding_BD, name="video_value")
-        return _with_oracle_metrics(self.reward.score(**columns), outcomes)
+        return _with_oracle_metrics(self.reward.score(**self.columns(outcomes)), outcomes)
+
+    def columns(self, outcomes: EpisodeOutcomes) -> dict[str, Any]:
+        """The inputs of `SuccessValueReward.score`."""
+        return _reward_columns(outcomes, outcomes.video_embedding_BD, name="video_value")
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
         """Learn from successes and failures."""
@@ -241,6 +245,16 @@ def make_reward_manager(
         goal = np.zeros((1, 1), np.float32)
         return OracleReward(TrajectoryReward(settings, demonstrations=dict.fromkeys(tasks, goal)))
     return VideoReward(TrajectoryReward(settings, demonstrations=demonstrations))
+
+
+def pooling_of(name: str) -> str | None:
+    """How the video encoder pools an episode for the reward `name`; None: the encoder's default.
+
+    A value of frames needs its moments, whether the class is the shipped one or derived from it.
+    """
+    made = load_reference(name, place="reward.name") if is_reference(name) else None
+    own = isinstance(made, type) and issubclass(made, VideoValueReward)
+    return OVER_TIME if own or name == "video_value" else None
 
 
 def check_own_manager(config: RewardArguments) -> None:
