@@ -143,17 +143,21 @@ def hovering(rng: np.random.Generator) -> Disturb:
     """The expert's way to the object, and then a stay beside it."""
     stop = int(rng.uniform(8, 25))
     return lambda action, step: (
-        action if step < stop else 0.1 * rng.normal(size=ACTION_SIZE) * [1, 1, 1, 0]
+        action.astype(np.float64)
+        if step < stop
+        else 0.1 * rng.normal(size=ACTION_SIZE) * [1, 1, 1, 0]
     )
 
 
 def knocking(rng: np.random.Generator) -> Disturb:
     """The expert's way to the object, and then sweeps through its place."""
     stop = int(rng.uniform(8, 25))
-    sweep = np.append(rng.normal(size=2), [0.0, 0.0])
+    sweep: NDArray[np.float64] = np.append(rng.normal(size=2), [0.0, 0.0])
     sweep /= np.abs(sweep).max()
     return lambda action, step: (
-        action if step < stop else sweep * (1 if (step - stop) // 10 % 2 == 0 else -1)
+        action.astype(np.float64)
+        if step < stop
+        else sweep * (1 if (step - stop) // 10 % 2 == 0 else -1)
     )
 
 
