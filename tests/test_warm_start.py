@@ -250,10 +250,10 @@ def test_a_policy_that_cannot_be_cloned_is_refused_before_a_demonstration_is_col
 def test_simulators_that_need_far_more_memory_than_there_is_are_refused(
     tmp_path, capsys, monkeypatch
 ):
-    """A process at 230 MB, and two tasks at 60 MB for pictures and 25 MB for physics, whatever a
+    """Two tasks, each at 60 MB for pictures and 25 MB for physics, and 30 MB more, whatever a
     training run would have.
     """
-    monkeypatch.setattr("siirl.preflight.machine.total_memory_bytes", lambda: 200_000_000)
+    monkeypatch.setattr("siirl.preflight.machine.total_memory_bytes", lambda: 100_000_000)
     assert (
         main(
             [
@@ -266,8 +266,8 @@ def test_simulators_that_need_far_more_memory_than_there_is_are_refused(
         == 2
     )
     told = capsys.readouterr().err
-    assert "= 1 x 1 environments with 2 tasks each take about 400 MB" in told
-    assert told.endswith("this machine has 200 MB of memory: name fewer env.tasks.\n")
+    assert "= 1 x 1 environments with 2 tasks each take about 200 MB" in told
+    assert told.endswith("this machine has 100 MB of memory: name fewer env.tasks.\n")
     assert not (tmp_path / "out").exists()
 
 
