@@ -4,8 +4,8 @@
 
 The table of a rank: each case trains a language model of Qwen2.5's architecture and random weights
 for two optimiser steps, as a job's actor does, in one process per rank. The second step is
-measured, when moments exist: resident memory of a rank above what it had before it loaded the
-model, largest during the passes of the update and during the optimiser's step. The plan is
+measured, when moments exist: resident memory of a rank above what it had after the same step of a
+tiny model, largest during the passes of the update and during the optimiser's step. The plan is
 `siirl.preflight.rank_memory` for the same configuration. Aim: the larger of the two phases within
 15 %.
 
@@ -18,6 +18,8 @@ take memory that the configuration sets; vLLM; GPUs, which `siirl gpu-check` mea
 """
 
 import argparse
+import gc
+import itertools
 import json
 import os
 import shlex
@@ -109,6 +111,8 @@ def cases() -> list[Case]:
         Case("two ranks, LoRA, bfloat16", large, ranks=2, words=(*bfloat16, one, *lora)),
         Case("one rank, bfloat16", middle, words=(*bfloat16, one)),
         Case("one rank, bfloat16, recomputed", middle, words=(*bfloat16, *recomputed, one)),
+        Case("LoRA, bfloat16", middle, words=(*bfloat16, one, *lora)),
+        Case("compiled", small, words=(one, "actor_rollout_ref.actor.use_torch_compile=true")),
     ]
 
 
@@ -266,8 +270,10 @@ def run(number: int, case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         parameters = write_model(folder / "model", case.model)
-        for file in TOKENIZER.glob("tokenizer*"):
-            shutil.copyfile(file, folder / "model" / file.name)
+        sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
+        write_model(folder / "small", case.model | sizes)
+        for file, name in itertools.product(TOKENIZER.glob("tokenizer*"), ("model", "small")):
+            shutil.copyfile(file, folder / name / file.name)
         command = [sys.executable, "-m", "benchmarks.memory_plan", f"--case={number}"]
         ranks = [
             subprocess.Popen(
@@ -320,7 +326,7 @@ def _work(case: Case, *, rank: int, folder: Path) -> None:
         if case.ranks == 1
         else join(rank=rank, world_size=case.ranks, init_method=f"file://{folder}/rendezvous")
     )
-    measured = _measure(case, config, ranks=group)
+    measured = _measure(case, config, configuration(case, folder / "small"), ranks=group)
     _result(folder, rank).write_text(json.dumps({"planned": planned, "measured": measured}))
     leave(group)
 
@@ -334,22 +340,34 @@ def configuration(case: Case, model: Path) -> Any:
             *("pipeline=grpo", "env=math", "model=causal_lm", "rollout=hf"),
             *(f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.model.dtype=float32"),
             *(f"trainer.n_gpus_per_node={case.ranks}", f"data.max_prompt_length={PROMPT}"),
-            *(f"data.max_response_length={ROW - PROMPT}", *case.words),
+            *(f"data.max_response_length={ROW - PROMPT}", f"data.train_batch_size={case.ranks}"),
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={case.ranks}",
+            *(f"actor_rollout_ref.rollout.n={case.rows}", *case.words),
         ]
     )
 
 
-def _measure(case: Case, config: Any, *, ranks: Any) -> dict[str, int]:
+def _measure(case: Case, config: Any, small: Any, *, ranks: Any) -> dict[str, int]:
+    """Peaks of a step with `config`, above the process after a step with a `small` model."""
+    set_one_thread()
+    # what the process takes for code, such as peft's or the compiler's, is not the model's
+    _train(case, small, ranks=ranks)
+    gc.collect()
+    before = resident_bytes()
+    engine, actor, batch = _train(case, config, ranks=ranks)
+    metered = MeteredEngine(engine, before=before)
+    actor.engine = metered
+    actor.update(batch)
+    return metered.peaks
+
+
+def _train(case: Case, config: Any, *, ranks: Any) -> tuple[Any, Any, Any]:
+    """Train for a step, which makes the moments; returns the engine, its actor and the rows."""
     import torch
 
     from siirl.dag_worker.text_components import TextBuilder
     from siirl.engine.training.weight_sync import ActingModule
 
-    set_one_thread()
-    if config.actor_rollout_ref.model.lora.rank:
-        import peft  # noqa: F401  # its own memory is not the model's
-    torch.nn.Linear(64, 64)(torch.zeros(64, 64)).sum().backward()
-    before = resident_bytes()
     builder = TextBuilder(config, QUESTIONS, ranks=ranks, device=torch.device("cpu"))
     model = builder.load()
     acting = builder.acting(model)
@@ -359,12 +377,9 @@ def _measure(case: Case, config: Any, *, ranks: Any) -> dict[str, int]:
     actor = builder.actor(engine)
     batch = rows_of_text(case, rank=ranks.rank)
     batch["rollout_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
-    actor.update(batch)  # makes the moments
-    batch["rollout_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
-    metered = MeteredEngine(engine, before=before)
-    actor.engine = metered  # type: ignore[assignment]
     actor.update(batch)
-    return metered.peaks
+    batch["rollout_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
+    return engine, actor, batch
 
 
 class MeteredEngine:

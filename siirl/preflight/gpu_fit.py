@@ -86,7 +86,7 @@ def gpu_problems(
     phase, needed = table.peak
     parts = (*table.held, *dict(table.phases)[phase])
     largest = tuple(sorted(parts, key=lambda part: part[1], reverse=True))
-    kinds = list(_settings(config, text=is_text(spec), shape=shape, with_critic=with_critic))
+    kinds = list(_settings(config, spec, shape=shape, with_critic=with_critic))
     # a lower bound that fits is no promise
     fit = "These settings may fit" if table.lower_bound else "These settings fit"
     remedy = _remedy(kinds, fit=fit, needs=needs, fits=fits, accepted=accepted)
@@ -193,28 +193,31 @@ def _joined(settings: Sequence[Setting]) -> Setting:
 
 
 def _settings(
-    config: SiiRLArguments, *, text: bool, shape: ModelShape | None, with_critic: bool
+    config: SiiRLArguments, spec: EnvSpec, *, shape: ModelShape | None, with_critic: bool
 ) -> Iterator[Ways]:
     """Settings that save memory, by kind."""
+    text, episode_steps = is_text(spec), spec.max_episode_steps
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     rollout = config.actor_rollout_ref.rollout
     row = config.data.max_prompt_length + config.data.max_response_length
     if not recomputes(model, text=text):
         yield [{f"{MODEL}.gradient_checkpointing" if text else f"{MODEL}.options.recompute": True}]
     if actor.micro_batch_tokens is not None and actor.micro_batch_tokens > row:
-        yield [{f"{ACTOR}.micro_batch_tokens": row}]
+        yield _halved(f"{ACTOR}.micro_batch_tokens", actor.micro_batch_tokens, least=row)
     if actor.micro_batch_tokens is actor.micro_batch_chunks is None:
         if actor.micro_batch_size > 1:
-            yield [{f"{ACTOR}.micro_batch_size": 1}]
+            yield _halved(f"{ACTOR}.micro_batch_size", actor.micro_batch_size)
         if with_critic and (config.critic.micro_batch_size or 1) > 1:
-            yield [{"critic.micro_batch_size": 1}]
+            yield _halved("critic.micro_batch_size", config.critic.micro_batch_size or 1)
     if not text and (actor.micro_batch_chunks or FEW_CHUNKS + 1) > FEW_CHUNKS:
-        yield [{f"{ACTOR}.micro_batch_chunks": FEW_CHUNKS}]
+        whole = actor.micro_batch_size * ceil(episode_steps / sizes.actions_of_a_pass(model))
+        chunks = actor.micro_batch_chunks or whole
+        yield _halved(f"{ACTOR}.micro_batch_chunks", chunks, least=FEW_CHUNKS)
     if shape is not None and rollout.name == "vllm":
         token = shape.decoder.token_bytes(compute_bytes(model)) if shape.is_known else 0
         least = max(1, ceil(row * token / GIB))  # vLLM can start if one row fits
         if rollout.kv_cache_gib > least:
-            yield [{f"{ROLLOUT}.kv_cache_gib": least}]
+            yield _halved(f"{ROLLOUT}.kv_cache_gib", int(rollout.kv_cache_gib), least=least)
     if rollout.name == "hf":
         yield _fewer_episodes(config)
     # more ranks of separate groups need other numbers in dag.groups
@@ -237,6 +240,15 @@ def _settings(
         yield [{f"{ACTOR}.offload_optimizer": True}]
     if model.lora.rank == 0:
         yield [{f"{MODEL}.lora.rank": LORA_RANK}]
+
+
+def _halved(key: str, value: int, *, least: int = 1) -> Ways:
+    """A key's value halved again and again, down to `least`: the first that fits is the largest."""
+    ways: list[Setting] = []
+    while value // 2 > least:
+        value //= 2
+        ways.append({key: value})
+    return [*ways, {key: least}]
 
 
 def _fewer_episodes(config: SiiRLArguments) -> Ways:

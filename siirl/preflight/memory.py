@@ -24,6 +24,7 @@ from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
 WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
+COMPILER_BYTES = 90e6  # torch.compile's own modules and the code of a model's blocks, in a worker
 VLLM_BYTES = 600e6  # vLLM's imports and buffers, in a process of its own or the rank's
 RAY_BYTES = 830e6  # the driver process (430 MB) and Ray's own processes
 NEW_POLICY_PARAMETERS = 2_200_000  # the tiny policy as it ships
@@ -295,9 +296,10 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 def _processes(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
     servers = sizes.servers(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag))
+    worker = WORKER_BYTES + COMPILER_BYTES * config.actor_rollout_ref.actor.use_torch_compile
     return (
         ("environments", _environments(config, env_spec, servers=servers)),
-        ("workers", sizes.ranks(config.trainer) * WORKER_BYTES),
+        ("workers", sizes.ranks(config.trainer) * worker),
         (
             "Ray",
             RAY_BYTES if config.cluster.mode == "ray" and config.cluster.address is None else 0.0,

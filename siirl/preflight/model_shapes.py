@@ -60,11 +60,20 @@ class NumberSizes:
     """The residual stream: 4 under autocast, since embeddings are float32."""
     compiled: bool = False
     """Whether torch.compile fuses operations, which then keep fewer activations."""
+    adapted: bool = False
+    """Whether layers have adapters, which read their input in float32."""
 
     @property
     def casts(self) -> bool:
-        """Whether each product casts its own input."""
+        """Whether autocast casts weights, and the input of each product, to the compute dtype."""
         return self.residual != self.compute
+
+    @property
+    def copies(self) -> int:
+        """Copies of the input of q, k and v, and of gate and up, that are kept: one for each
+        product that casts its own, otherwise two for all five.
+        """
+        return 5 if self.casts or (self.adapted and self.compute < 4) else 2
 
 
 @dataclass(frozen=True)
@@ -126,9 +135,7 @@ class Stack:
         # RMSNorm: its input in float32, the normalised input for the gradient of the weight;
         # compiled, its own input
         norms = 2 * (4 * (not computing.compiled) + computing.residual) * width
-        # inputs of q, k, v and of gate, up: one copy per product under autocast, otherwise one in
-        # all
-        inputs = (5 if computing.casts else 2) * compute * width
+        inputs = computing.copies * compute * width
         # q, and k and v repeated for the query heads; the kernel's output, and its transpose
         attention = 5 * compute * self.query_width
         # gate, silu(gate), up, their product; compiled, without the second
@@ -154,6 +161,8 @@ class ModelShape:
     """Linear layers with adapters outside the stacks."""
     other_parameters: int
     """Weights outside the stacks: embeddings, head, norms, patches, projectors."""
+    head_parameters: int = 0
+    """Weights of a language model's head; a critic has none."""
     images: tuple[int, ...] = ()
     """Places of an observation in each stack but the last."""
     is_critic: bool = False
@@ -215,6 +224,7 @@ def decoder_shape(config: Mapping[str, Any], *, critic: bool = False) -> ModelSh
         stacks=(stack,),
         other_linears=(),
         other_parameters=tables * config["vocab_size"] * width + width + value_head,
+        head_parameters=0 if critic else config["vocab_size"] * width,
         is_critic=critic,
     )
 

@@ -19,9 +19,11 @@ from functools import cached_property
 from math import ceil
 
 from envs.base import EnvSpec
+from siirl.algos.linear_log_probs import BLOCK_ELEMENTS
 from siirl.files.paths import find
 from siirl.files.weight_files import parameters_in, weight_files
 from siirl.params import sizes
+from siirl.params.agents import rows_per_episode
 from siirl.params.critic_sizes import critic_update
 from siirl.params.data_args import DataArguments
 from siirl.params.domains import SERVER, VLLM, is_text
@@ -50,6 +52,7 @@ WEIGHTS, MOMENTS = "weights", "Adam"
 OF_CRITIC = "critic's "
 HEAD = "lm_head"  # in the name of a language model's head, which a critic does not have
 WEIGHT_BYTES, MOMENTS_BYTES = 4, 8  # float32; Adam's first and second moment
+LOGIT_BYTES = 4  # float32
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ def rank_memory(
         in_group=sizes.trains_sharded(config.trainer, config.dag),
         needs_reference=sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm),
         rolls_out=not sizes.separate(config.dag),
+        agents=max(rows_per_episode(spec), len(spec.agent_names)),
     )
     encoder = encoder_bytes(config.reward)
     training = policy.table(encoder=encoder if policy.rolls_out else 0.0)
@@ -208,6 +212,8 @@ class PolicyMemory:
     """Whether a KL to a reference has a weight."""
     rolls_out: bool = True
     """Whether the training ranks also roll out."""
+    agents: int = 1
+    """Largest number of rows of an episode."""
 
     def table(self, *, encoder: float = 0.0) -> RankMemory:
         """All parts of a training rank, with an encoder of `encoder` bytes."""
@@ -231,10 +237,10 @@ class PolicyMemory:
             *(() if self.sleeps else generation),
         )
         rollout = (*(generation if self.sleeps else ()), ("encoder", encoder))
-        update = (
-            ("gradients", WEIGHT_BYTES * accumulated),
-            *(self.passes() if shape.is_known else ()),
-        )
+        passes = self.passes() if shape.is_known else ()
+        # a single backward pass makes gradients while it frees activations
+        before = 0.0 if passes and self.in_one_pass else WEIGHT_BYTES * accumulated
+        update = (("gradients", before), *passes)
         step = (
             ("gradients", WEIGHT_BYTES * sharded),
             *(moments if offloads else ()),
@@ -255,7 +261,29 @@ class PolicyMemory:
             ("cast weights", self.cast_weights()),
             ("gathered blocks", self.gathered()),
             ("activations", self.activations()),
+            ("logits and their gradient", self.logits()),
         )
+
+    @property
+    def in_one_pass(self) -> bool:
+        """Whether one micro-batch of a text's rows is the whole mini-batch of a rank."""
+        actor, data = self.policy.actor, self.data
+        if not self.text:
+            return False
+        rows = ceil(sizes.trajectories_per_mini_batch(self.policy) * self.agents / self.ranks)
+        longest = data.max_prompt_length + data.max_response_length
+        budget = actor.micro_batch_tokens or actor.micro_batch_size * longest
+        return rows * longest <= budget
+
+    def logits(self) -> float:
+        """A block of logits and its probabilities (`siirl.algos.linear_log_probs`), and the
+        gradient of the head, which is whole before it is added; FSDP2's is in `gathered`.
+        """
+        shape = self.shape
+        if not self.text or shape.is_critic:
+            return 0.0
+        whole = shape.head_parameters * (self.policy.model.lora.rank == 0 and not self.in_group)
+        return float(2 * LOGIT_BYTES * BLOCK_ELEMENTS + WEIGHT_BYTES * whole)
 
     def rollout_table(self, *, encoder: float) -> RankMemory:
         """All parts of a rank that only rolls out: the acting weights, a second copy that receives
@@ -279,6 +307,7 @@ class PolicyMemory:
             compute=compute,
             residual=compute if narrow else 4,
             compiled=self.policy.actor.use_torch_compile,
+            adapted=self.policy.model.lora.rank > 0 and not self.in_group,
         )
 
     @property

@@ -62,6 +62,14 @@ def test_environments_in_the_process_of_a_rank_need_no_interpreter() -> None:
     assert apart - inside == 2 * 200e6
 
 
+def test_a_worker_that_compiles_holds_the_compiler() -> None:
+    plain, compiled = (
+        dict(training_memory(job(*words), SPEC, models=1))["workers"]
+        for words in ((), ("actor_rollout_ref.actor.use_torch_compile=true",))
+    )
+    assert compiled - plain == 90e6
+
+
 def test_a_trajectory_keeps_one_image_per_chunk() -> None:
     assert image_bytes_per_trajectory(job().actor_rollout_ref.model, SPEC) == IMAGE_BYTES
 
