@@ -10,7 +10,6 @@ process (`mode=async`).
 """
 
 import contextlib
-import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -22,11 +21,13 @@ from siirl.engine.actor.actor import Actor
 from siirl.engine.training.device_peaks import TERA, peak_of
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingModule
+from siirl.host_peak import peak_bytes, reset_peak
 from siirl.models.stored_tensors import local_part
 from siirl.occupation import OCCUPATION, Occupation
 from siirl.reporting.metrics import AGENT_PREFIX, Value, Weighted
 
-KIB = 1024  # unit of ru_maxrss on Linux
+HOST_PEAK = "memory/host_peak_bytes"
+HOST_PEAK_OF_RUN = "memory/host_peak_of_run_bytes"
 PROMPT = "rollout/avg_prompt_length"
 TOKENS = (PROMPT, "rollout/avg_response_length")
 
@@ -39,6 +40,7 @@ class StepAccount:
         gpus_of_job: Number of GPUs of all ranks; on CPUs, of ranks.
         occupation: Reports how long this process has waited for other ranks.
         clock: Monotonic clock in seconds.
+        reset: Begins a new peak of host memory; False if the kernel refuses.
     """
 
     def __init__(
@@ -48,20 +50,23 @@ class StepAccount:
         gpus_of_job: int = 1,
         occupation: Occupation = OCCUPATION,
         clock: Callable[[], float] = time.perf_counter,
+        reset: Callable[[], bool] = reset_peak,
     ) -> None:
         self._device = device
         self._gpus_of_job = gpus_of_job
         self._occupation = occupation
         self._clock = clock
+        self._reset = reset
         if device.type == "cuda":
             torch.cuda.init()  # the peak cannot be reset in a process that has not used CUDA
         self.begin()
 
     def begin(self) -> None:
-        """Start timing a step, and reset the peak of GPU memory."""
+        """Start timing a step, and reset the peaks of memory."""
         self._began, self._waited = self._clock(), self._occupation.waited_s
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
+        self._of_step = self._reset()
 
     def loading(self) -> dict[str, Value]:
         """Peak of GPU memory since this account was made, to be recorded before the first step."""
@@ -80,7 +85,7 @@ class StepAccount:
             "perf/idle_share": idle,
             "perf/largest_idle_share": idle,
             "perf/env_steps_per_s": _sum(records, "env/steps") / seconds / self._gpus_of_job,
-            "memory/host_peak_bytes": KIB * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            HOST_PEAK if self._of_step else HOST_PEAK_OF_RUN: peak_bytes(),
         }
         if any(AGENT_PREFIX.sub("", name) == PROMPT for record in records for name in record):
             tokens = sum(_sum(records, name) for name in TOKENS)

@@ -376,9 +376,9 @@ def wait_for_all(*, batch: TensorDict) -> NodeOutput:
 
 @stage(NodeType.BARRIER_SYNC, NodeRole.ROLLOUT)
 def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Copy the new weights to the rollout engine and verify them."""
+    """Copy the new weights to the rollout engine and verify them; nothing, if there are none."""
     begin = time.perf_counter()
-    context.weights.sync()
+    context.weights.end_step()
     return NodeOutput(
         batch=batch,
         metrics={

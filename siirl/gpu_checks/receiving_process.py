@@ -73,6 +73,10 @@ class ReceivingProcess:
         self._pipe.close()
         self._process.join()
 
+    def has_weights(self) -> bool:
+        """See `ActingWeights`."""
+        return True
+
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
         """See `ActingWeights`."""
         transport = self._transport(self._call, self._device)

@@ -43,6 +43,10 @@ class NoReceiver:
     def __init__(self, dtype: torch.dtype, names: Iterable[str]) -> None:
         self.weight_dtypes = dict.fromkeys(names, dtype)
 
+    def has_weights(self) -> bool:
+        """See `ActingWeights`."""
+        return True
+
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair] | None:
         """Consume them; see `siirl.engine.training.weight_sync.ActingWeights`."""
         for _ in weights:

@@ -27,7 +27,12 @@ from siirl.dag_worker.temporary_checkpoint import remove_unfinished
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.execution.dag import TaskGraph
 from siirl.execution.scheduler.launch import Replacement, run_local, run_on_ray
-from siirl.execution.scheduler.placement import ClusterLayout, machines, require_machines
+from siirl.execution.scheduler.placement import (
+    ClusterLayout,
+    ClusterMachine,
+    machines,
+    require_machines,
+)
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.watchdog import OwnWatch
 from siirl.interrupts import STOP, Interrupted
@@ -60,7 +65,6 @@ from siirl.reporting.rollout_files import ROLLOUTS_FOLDER
 from siirl.reporting.sentinels import Sentinels
 from siirl.reporting.statistics import SuccessInterval, evaluations, mean_scores
 from siirl.terminal.printable import printable
-from siirl.terminal.warning_lines import warn
 
 if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
@@ -94,13 +98,11 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, *, store_byt
         # first, so that nothing has been written if the cluster refuses
         stack.enter_context(session(config.cluster, folder=run_folder, store_bytes=store_bytes))
         layout = layout_of(config, graph)
-        if config.cluster.address is not None:
-            small = small_stores(store_bytes, layout, machines())
-            if small is not None:
-                warn(small)
         report = LiveReport(run_folder)
         stack.callback(report.finish)
         writers = stack.enter_context(MetricWriters(config.trainer.logger, description))
+        if config.cluster.address is not None:
+            warn_of_small_stores(writers, store_bytes, layout, there=machines())
         for event in stack.enter_context(
             closing(start(config, graph, run_folder, layout, stacks_folder))
         ):
@@ -133,6 +135,22 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, *, store_byt
         changed=changed,
         limit=limit_line(config.trainer, step=step, files=bool(config.data.train_files)),
     )
+
+
+def warn_of_small_stores(
+    writers: MetricWriters,
+    store_bytes: float,
+    layout: ClusterLayout,
+    *,
+    there: Sequence[ClusterMachine],
+) -> None:
+    """Warn, also in the run's folder, of machines of a running cluster whose stores are too small.
+
+    See `siirl.preflight.object_store.small_stores`.
+    """
+    small = small_stores(store_bytes, layout, there)
+    if small is not None:
+        writers.warn(small)
 
 
 def _is_evaluation(metrics: Mapping[str, Any]) -> bool:

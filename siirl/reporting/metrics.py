@@ -326,7 +326,14 @@ METRICS: dict[str, Metric] = {
         Reduction.DURATION, "seconds of encoding videos for the reward, part of the rollout's node"
     ),
     "time/<node>_s": Metric(Reduction.DURATION, "seconds of this node on the slowest rank"),
-    "memory/host_peak_bytes": Metric(_MAX, "peak host memory of the largest rank, since its start"),
+    "memory/host_peak_bytes": Metric(
+        _MAX, "peak resident host memory of the largest rank, in this step"
+    ),
+    "memory/host_peak_of_run_bytes": Metric(
+        _MAX,
+        "the same since the rank's start, instead, where the kernel resets no peak "
+        "(/proc/self/clear_refs is not writable)",
+    ),
     "memory/gpu_peak_bytes": Metric(
         _MAX, "peak memory of tensors on the fullest GPU, in this step"
     ),
@@ -367,7 +374,10 @@ METRICS: dict[str, Metric] = {
     "perf/largest_idle_share": Metric(
         _MAX, "share of the step in which the rank that waits longest is idle"
     ),
-    "sync/bytes": Metric(_MAX, "bytes of weights that a sync transfers, 0 if nothing is copied"),
+    "sync/bytes": Metric(
+        _MAX,
+        "bytes of weights that a sync transfers, 0 if nothing is copied or no update changed them",
+    ),
     "sync/swap_seconds": Metric(
         Reduction.DURATION,
         "seconds in which a rollout rank of its own generated nothing while it exchanged weights, "

@@ -10,6 +10,7 @@ from tiny_training import make_engine
 
 from siirl.dag_worker.accounting import StepAccount, held_bytes, work_of_update
 from siirl.engine.actor.actor import Actor
+from siirl.host_peak import reset_peak
 from siirl.occupation import Occupation
 from siirl.params import ActorArguments
 from siirl.reporting.metric_reduction import reduce_metrics
@@ -109,10 +110,27 @@ def test_waiting_in_an_earlier_step_is_not_counted_again():
     assert step.metrics([])["perf/idle_share"] == 0.0
 
 
-def test_peak_host_memory_is_that_of_a_process_with_torch():
+def test_peak_host_memory_is_that_of_the_step():
+    """A block of 300 MB in the first step is in its peak, and not in that of the second."""
     step, _, clock = account()
     clock.now = 1.0
-    assert 50e6 < step.metrics([])["memory/host_peak_bytes"] < 100e9
+    block = torch.ones(75_000_000)
+    first = step.metrics([])["memory/host_peak_bytes"]
+    del block
+    step.begin()
+    clock.now = 2.0
+    second = step.metrics([])["memory/host_peak_bytes"]
+    assert 50e6 < second < first - 200e6
+
+
+def test_a_peak_that_the_kernel_does_not_reset_has_the_name_of_one_of_the_run(tmp_path):
+    assert not reset_peak(tmp_path)  # a folder takes no text, as a file that is not writable
+    clock = Clock()
+    step = StepAccount(torch.device("cpu"), clock=clock, reset=lambda: reset_peak(tmp_path))
+    clock.now = 1.0
+    found = step.metrics([])
+    assert "memory/host_peak_bytes" not in found
+    assert found["memory/host_peak_of_run_bytes"] > 50e6
 
 
 def test_robots_have_no_token_throughput():

@@ -1,5 +1,7 @@
 """Transfer of weights from training to rollout, and the check of their arrival."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from ranks_at_work import run_on_ranks
@@ -7,10 +9,12 @@ from tiny_policies import Trained, half_frozen
 from tiny_training import make_engine
 from torch import nn
 
+from siirl.dag_worker.stages import sync_weights
 from siirl.engine.training import frozen_weights
 from siirl.engine.training.collectives import OneProcess
-from siirl.engine.training.weight_sync import WeightSync
+from siirl.engine.training.weight_sync import ChecksumPair, WeightSync
 from siirl.errors import InvariantError
+from siirl.models.checksum import RunningChecksum
 
 
 class Acting:
@@ -56,6 +60,49 @@ def test_a_sync_reports_whether_optimiser_steps_changed_the_weights():
         sync.sync()
         found.append(sync.unchanged)
     assert found == [False, True, False, False]
+
+
+class Losing:
+    """An engine with its own weights, which may refuse or lose them."""
+
+    def __init__(self):
+        self.weight_dtypes = {}
+        self.taken, self.has, self.refuses = 0, True, False
+
+    def has_weights(self):
+        return self.has
+
+    def take_weights(self, weights):
+        value = RunningChecksum(weights).value
+        self.taken += 1
+        self.has = not self.refuses
+        return None if self.refuses else [ChecksumPair(trained=value, acting=value)]
+
+
+def test_a_step_without_an_update_sends_no_weights():
+    trained, engine = Trained(linear(0), steps=0), Losing()
+    sync = WeightSync(trained=trained, acting=engine, engine=Acting(), ranks=OneProcess())
+    sync.sync()  # of the start
+    sent = []
+    for steps in (0, 1, 1):
+        trained.steps = steps
+        found = sync_weights(batch=None, context=SimpleNamespace(weights=sync))
+        sent.append((engine.taken, found.metrics["sync/bytes"]))
+    assert sent == [(1, 0), (2, 8 * 4), (2, 0)]
+
+
+def test_an_engine_that_lost_or_refused_its_weights_gets_them_again_without_an_update():
+    trained, engine = Trained(linear(0), steps=3), Losing()
+    sync = WeightSync(trained=trained, acting=engine, engine=Acting(), ranks=OneProcess())
+    sync.end_step()  # never sent before
+    engine.has = False  # restarted
+    sync.end_step()
+    assert engine.taken == 2
+    engine.has, engine.refuses = False, True
+    sync.end_step()
+    engine.has = True
+    sync.end_step()  # the last attempt did not arrive
+    assert engine.taken == 4
 
 
 def test_weights_that_do_not_arrive_stop_the_run():

@@ -2,10 +2,14 @@
 whose /dev/shm does not hold the weights.
 """
 
+from pathlib import Path
+
 import pytest
 
 from siirl.execution.scheduler.placement import ClusterLayout, ClusterMachine
+from siirl.jobs.training_run import warn_of_small_stores
 from siirl.preflight.object_store import ROWS_BYTES, small_stores, store_bytes, store_problems
+from siirl.reporting.metric_writers import WARNINGS_FILE, MetricWriters, RunDescription
 from tests.preflight.test_memory import job
 
 PARTS = (
@@ -57,6 +61,15 @@ def test_small_stores_of_a_running_cluster_draw_a_warning_where_ranks_may_be() -
         "cluster has 10.0.0.2 with 2.0 GB: Ray writes the rest to the disk, and an exchange may "
         "take seconds. Start Ray with --object-store-memory=3000000000 there."
     )
+
+
+def test_the_warning_of_small_stores_is_in_the_run_folder(tmp_path: Path) -> None:
+    layout, there = ClusterLayout(), [ClusterMachine("a", "10.0.0.1", 0, 1e9)]
+    with MetricWriters([], RunDescription(tmp_path, total_steps=1)) as writers:
+        warn_of_small_stores(writers, 0.9e9, layout, there=there)
+        assert not (tmp_path / WARNINGS_FILE).exists()
+        warn_of_small_stores(writers, 3e9, layout, there=there)
+    assert "the cluster has 10.0.0.1 with 1.0 GB" in (tmp_path / WARNINGS_FILE).read_text()
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,12 @@ class WeightPublisher:
         self._checksum = changing.checksum
         self.version = version
 
+    def end_step(self) -> None:
+        """`sync`, also with the weights of the step before: the rollout ranks wait for those of
+        every step.
+        """
+        self.sync()
+
     def step_done(self) -> None:
         """Record that the running step ended with the last published weights."""
         self.steps_of_versions[self.version] = self.step

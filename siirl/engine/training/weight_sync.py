@@ -64,6 +64,9 @@ class ActingWeights(Protocol):
     def weight_dtypes(self) -> Mapping[str, torch.dtype]:
         """Types in which it takes weights, by name; others arrive in their own."""
 
+    def has_weights(self) -> bool:
+        """Whether it still has the weights that it took last; a restarted server has lost them."""
+
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair] | None:
         """Replace all weights by `weights`, and return the checksums of both.
 
@@ -139,6 +142,10 @@ class ActingModule:
     def sent(self) -> Set[str]:
         """Names of the weights that the copy has been sent."""
         return self._sums.keys()
+
+    def has_weights(self) -> bool:
+        """See `ActingWeights`: a module loses none."""
+        return True
 
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
         """See `ActingWeights`. A copy keeps the weights that are not sent again; they count in the
@@ -226,6 +233,8 @@ class WeightSync:
         self.transferred_bytes = 0
         """Bytes of weights that the last sync transferred; 0 where the trained module acts."""
         self._checksums: list[float] = []
+        self._arrived = False
+        """Whether the last sync replaced the weights on every rank."""
         # not `trained.frozen`, which begins anew when a checkpoint is loaded
         self._frozen = FrozenWeights(trained.module)
 
@@ -241,7 +250,22 @@ class WeightSync:
         with record_function(SYNCED):
             self._sync()
 
+    def end_step(self) -> None:
+        """`sync`, unless the acting weights of every rank are current: no optimiser step was made
+        since the last sync, as when all groups of a step are dropped, and no engine lost them.
+
+        Raises:
+            InvariantError: See `sync`.
+        """
+        current = self._arrived and self.trained.steps == self.version and self.acting.has_weights()
+        if all(self.ranks.gather_objects(current)):
+            self.transferred_bytes = 0
+            self.unchanged = False
+            return
+        self.sync()
+
     def _sync(self) -> None:
+        self._arrived = False
         version = self.trained.steps
         weights = CheckedWeights(self._weights())
         pairs = self.acting.take_weights(weights)
@@ -258,6 +282,7 @@ class WeightSync:
                 "weights are not the trained ones. Report this with the run's config; the last "
                 "checkpoint is intact."
             )
+        self._arrived = len(everywhere) == len(gathered)
         checksums = [pair.trained for pair in exact[0]] if exact else []
         self.unchanged = bool(checksums) and version > self.version and checksums == self._checksums
         self._checksums = checksums

@@ -31,6 +31,19 @@ def test_new_weights_act_and_their_log_probs_are_verified(engine: ServerEngine) 
     assert set(ask(engine, REQUESTS[0])[0].versions.tolist()) == {Trained.steps}
 
 
+def test_a_restarted_server_or_one_that_is_away_has_no_weights(
+    engine: ServerEngine, playground: Playground
+) -> None:
+    sync(engine)
+    assert engine.has_weights()
+    playground.server.worker.label = ""  # what a new process has
+    assert not engine.has_weights()
+    sync(engine)
+    assert engine.has_weights()
+    engine.gone = "no answer"
+    assert not engine.has_weights()
+
+
 def test_new_weights_cut_a_request_that_runs(engine: ServerEngine, playground: Playground) -> None:
     async def scenario() -> GenerationResponse:
         running = asyncio.create_task(engine.agenerate(LONG))

@@ -261,6 +261,15 @@ class ServerEngine(TextEngineBase):
         """See `ActingWeights`."""
         return weight_dtypes(self.model, self.dtype)
 
+    def has_weights(self) -> bool:
+        """See `ActingWeights`: whether the server answers, and has this run's label."""
+        if self.gone or self.refusal:
+            return False
+        try:
+            return self.link.wait(self._has_own_weights())
+        except ServerError:
+            return False
+
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair] | None:
         """Replace the server's weights.
 

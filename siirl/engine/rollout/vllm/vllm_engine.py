@@ -182,6 +182,10 @@ class VLLMBase(TextEngineBase, abc.ABC):
         """See `ActingWeights`."""
         return weight_dtypes(self.model, self.dtype)
 
+    def has_weights(self) -> bool:
+        """See `ActingWeights`: vLLM lives and ends with this rank, and asleep keeps its weights."""
+        return True
+
     def take_weights(self, weights: Iterable[Rows]) -> list[ChecksumPair]:
         """Replace vLLM's weights; returns checksums of its workers and the log-probs of a probe.
 
