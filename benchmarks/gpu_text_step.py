@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from benchmarks.measured_on import describe_machine
+from siirl.gpu_checks.random_model import write_model
 from siirl.gpu_checks.shapes import QWEN_1_5B, QWEN_7B, SMALL
 from siirl.train import main as train
 
@@ -36,7 +36,6 @@ SHAPES = {
     "small": {**SMALL, "vocab_size": 400, "max_position_embeddings": 512, "hidden_size": 64},
 }
 ADAPTERS = "actor_rollout_ref.model.lora.rank=32"
-END = "<end>"
 
 
 def main() -> None:
@@ -95,27 +94,6 @@ def job(flags: argparse.Namespace, model: Path) -> list[str]:
 def varied(data_source: str, solution_str: str, ground_truth: str, **_: Any) -> float:
     """A reward of 0 or 1 that answers of one prompt differ in."""
     return float(sum(map(ord, solution_str)) % 2)
-
-
-def write_model(folder: Path, shape: dict[str, Any], device: torch.device) -> None:
-    """Random weights in bfloat16 and a tokenizer with a word for each token."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    with torch.device(device):
-        network = Qwen2ForCausalLM._from_config(Qwen2Config(**shape), dtype=torch.bfloat16)
-    network.save_pretrained(folder)
-    words = {END: 0} | {f"w{number}": number for number in range(1, shape["vocab_size"])}
-    made = Tokenizer(models.WordLevel(words, unk_token="w1"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(folder / "tokenizer.json"))
-    chat = "{% for message in messages %}{{ message['content'] }} {{ eos_token }} {% endfor %}"
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **{"eos_token": END, "pad_token": END, "unk_token": "w1"},
-        "chat_template": chat,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def kept(row: dict[str, Any]) -> dict[str, float]:

@@ -12,7 +12,12 @@ from siirl.gpu_check import main
 from siirl.gpu_checks.catalogue import CHECKS
 
 ABSENT = ("ray", "vllm", "mujoco", "gymnasium")
-SKIPPED = {"sync_vllm": "not installed: vllm, gymnasium", "pictures": "not installed: mujoco"}
+SKIPPED = {
+    "sync_vllm": "not installed: vllm, gymnasium",
+    "pictures": "not installed: mujoco",
+    "grpo_step": "not installed: gymnasium",
+    "grpo_step_vllm": "not installed: vllm, gymnasium",
+}
 WITHOUT = """
 import sys
 for name in {absent}:
@@ -56,7 +61,7 @@ def test_every_check_that_ran_has_figures(rows: dict[str, dict]) -> None:
 
 
 def test_updates_report_the_memory_that_the_plan_has_for_them(rows: dict[str, dict]) -> None:
-    for name in ("vla_lora", "vla_full", "text_update"):
+    for name in ("sharded_update", "vla_lora", "vla_full", "text_update", "text_full"):
         assert 0 < rows[name]["figures"]["planned_gb"] < 1
 
 

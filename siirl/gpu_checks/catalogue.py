@@ -3,6 +3,7 @@
 from siirl.gpu_checks.check import Check
 
 _HERE = "siirl.gpu_checks"
+_OF_A_RUN = ("gymnasium", "hydra", "psutil", "rich", "torchdata")  # which a run imports
 CHECKS = (
     Check(
         "device", "device, driver, matrix products", f"{_HERE}.device_speed:device", at_most_s=30
@@ -100,5 +101,25 @@ CHECKS = (
         f"{_HERE}.text_model:update_adapters",
         75,
         needs=("peft",),
+    ),
+    Check(
+        "text_full",
+        "Qwen2.5-7B: GRPO update of all weights",
+        f"{_HERE}.text_model:update_all",
+        75,
+    ),
+    Check(
+        "grpo_step",
+        "Qwen2.5-7B or 1.5B: whole GRPO steps as a run takes them",
+        f"{_HERE}.grpo_step:step",
+        150,
+        needs=_OF_A_RUN,
+    ),
+    Check(
+        "grpo_step_vllm",
+        "the same with vLLM",
+        f"{_HERE}.grpo_step:step_with_vllm",
+        210,  # vLLM compiles its passes first
+        needs=("vllm", *_OF_A_RUN),
     ),
 )

@@ -127,6 +127,10 @@ class Trial:
             calls += 1
         return (time.perf_counter() - begin) / calls
 
+    def free_bytes(self) -> float:
+        """Memory of the device that no process holds; infinite on a CPU."""
+        return torch.cuda.mem_get_info(self.device)[0] if self.on_gpu else float("inf")
+
     def peak_bytes(self) -> int | None:
         """Peak memory of the device's tensors since `forget_peak`; None on a CPU."""
         return torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None

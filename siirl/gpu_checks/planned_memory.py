@@ -1,6 +1,6 @@
 """Memory of an update: compares the plan (`siirl.preflight.rank_memory`) with the measured peak."""
 
-from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.check import CheckSkipped, Trial
 from siirl.params.data_args import DataArguments
 from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments, ModelArguments
 from siirl.preflight.model_shapes import ModelShape
@@ -48,6 +48,15 @@ def planned_bytes(
         rolls_out=False,
     )
     return memory.table().peak[1]
+
+
+def require_room(trial: Trial, planned: float, *, what: str = "it") -> None:
+    """Skip the check if `planned` bytes are not free."""
+    free = trial.free_bytes()
+    if planned > free:
+        raise CheckSkipped(
+            f"{what} needs {planned / 1e9:.0f} GB by the plan, but {free / 1e9:.0f} GB are free"
+        )
 
 
 def compare_with_peak(trial: Trial, planned: float, *, peak: int | None = None) -> None:

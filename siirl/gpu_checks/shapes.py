@@ -123,8 +123,14 @@ def decoder_config(trial: Trial) -> dict[str, Any]:
 def language_model(
     trial: Trial, *, lora: LoraArguments | None = None, recompute: bool = True
 ) -> LanguageModel:
-    """Qwen2.5-7B on the device, small on a CPU. Weights have the dtype of the passes for acting,
-    and float32 for training adapters; activations are recomputed if `recompute`.
+    """Qwen2.5-7B on the device, small on a CPU.
+
+    Args:
+        trial: The check.
+        lora: Adapters to train; of rank 0: all weights are trained. None: nothing is trained.
+        recompute: Recompute activations in training.
+
+    Weights have the dtype of the passes for acting, and float32 for training.
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -134,9 +140,10 @@ def language_model(
     config = Qwen2Config.from_dict(decoder_config(trial))
     with torch.device(trial.device):
         causal_lm = Qwen2ForCausalLM._from_config(config, dtype=dtype).eval()
-    if lora is not None:
+    adapts = lora is not None and lora.rank > 0
+    if lora is not None and adapts:
         add_adapters(causal_lm, lora)
-    model = LanguageModel(causal_lm.to(trial.device), lora=lora).eval()
+    model = LanguageModel(causal_lm.to(trial.device), lora=lora if adapts else None).eval()
     if lora is not None and recompute:
         recompute_activations(model)
     return model

@@ -19,8 +19,8 @@ from tensordict import TensorDict
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.training.collectives import Collectives, GroupOfProcesses
 from siirl.engine.training.train_engine import TrainEngine
-from siirl.gpu_checks.check import CheckSkipped, Trial
-from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes
+from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes, require_room
 from siirl.gpu_checks.rank_processes import first_ranks, ranks_here, run_on_ranks
 from siirl.gpu_checks.shapes import QWEN_1_5B, SMALL, texts
 from siirl.gpu_checks.updates import engine_of, timed_update, update
@@ -69,7 +69,7 @@ class Compared:
 def sharded_update(trial: Trial) -> None:
     """An update over all ranks equals that of one rank, with the planned memory."""
     ranks = ranks_here(trial)
-    _require_room(trial)
+    require_room(trial, planned(trial, ranks=1), what="one rank alone")
     found = run_on_ranks(trial, work, ranks=ranks, deterministic=True)[0]
     trial.note(ranks=ranks, seconds=found.seconds)
     require_equal(trial, found)
@@ -196,19 +196,6 @@ def planned(trial: Trial, *, ranks: int) -> float:
         ranks=ranks,
         in_group=True,
     )
-
-
-def _require_room(trial: Trial) -> None:
-    """Skip the check if the update of one rank does not fit on the first GPU."""
-    if not trial.on_gpu:
-        return
-    free, _ = torch.cuda.mem_get_info(trial.device)
-    alone = planned(trial, ranks=1)
-    if alone > free:
-        raise CheckSkipped(
-            f"one rank alone needs {alone / 1e9:.0f} GB by the plan, but {free / 1e9:.0f} GB are "
-            "free"
-        )
 
 
 def _config(trial: Trial) -> dict[str, Any]:

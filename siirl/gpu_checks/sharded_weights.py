@@ -7,7 +7,6 @@ its shards; one rank, and half of the ranks, read them.
 """
 
 import gc
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable
@@ -24,7 +23,8 @@ from siirl.engine.training.saved_state import SHARDS, state_tensors
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import BUCKET_BYTES
 from siirl.engine.training.weight_sync import ChecksumPair, WeightSync, acting_copy
-from siirl.gpu_checks.check import CheckSkipped, Trial
+from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.disk_room import require_disk
 from siirl.gpu_checks.rank_processes import first_ranks, ranks_here, run_on_ranks
 from siirl.gpu_checks.receiving_process import MakeTransport, ReceivingProcess, mapped
 from siirl.gpu_checks.sharded import decoder, rows_of_all, sharded_engine
@@ -106,12 +106,7 @@ def sharded_checkpoint(trial: Trial) -> None:
     """A checkpoint of all ranks has the same bits when one rank, or half of them, has read it."""
     ranks = ranks_here(trial)
     with tempfile.TemporaryDirectory(prefix="siirl-checkpoint-") as folder:
-        free = shutil.disk_usage(folder).free
-        if trial.on_gpu and free < CHECKPOINT_BYTES:
-            raise CheckSkipped(
-                f"it writes {CHECKPOINT_BYTES / 1e9:.0f} GB, and {folder} has {free / 1e9:.0f} GB: "
-                "set TMPDIR to a folder with more"
-            )
+        require_disk(Path(folder), CHECKPOINT_BYTES if trial.on_gpu else 0.0)
         found = run_on_ranks(trial, save_and_read, Path(folder), ranks=ranks)[0]
     saved = found.pop("saved")
     sums = {name: found.pop(name) for name in [*found] if name.startswith("read_by_")}

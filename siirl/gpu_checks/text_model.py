@@ -1,4 +1,4 @@
-"""Qwen2.5-7B at its published size: generation, and a GRPO update of adapters."""
+"""Qwen2.5-7B at its published size: generation, and GRPO updates of adapters and of all weights."""
 
 import asyncio
 import time
@@ -11,11 +11,11 @@ from siirl.engine.rollout.generation import GenerationRequest
 from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.training.device_peaks import peak_of
 from siirl.gpu_checks.check import Trial
-from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes
+from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes, require_room
 from siirl.gpu_checks.shapes import decoder_config, language_model, texts
 from siirl.gpu_checks.updates import engine_of, timed_update
 from siirl.models.chat import load_chat_tokenizer
-from siirl.models.flops import ADAPTERS, decoder_flops
+from siirl.models.flops import ADAPTERS, TRAINED_WEIGHTS, decoder_flops
 from siirl.params.data_args import DataArguments
 from siirl.params.model_args import LoraArguments, ModelArguments
 from siirl.preflight.model_shapes import decoder_shape
@@ -51,9 +51,19 @@ def generation(trial: Trial) -> None:
     trial.note(tokens_per_s=tokens / seconds, answers=rows, peak_bytes=trial.peak_bytes())
 
 
-def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> float:
-    """Seconds of the second of two updates of adapters; activations are kept if they fit."""
-    lora = LoraArguments(rank=32 if trial.on_gpu else 2)
+def update_adapters(trial: Trial) -> None:
+    """A GRPO update of adapters."""
+    _update(trial, LoraArguments(rank=32 if trial.on_gpu else 2))
+
+
+def update_all(trial: Trial) -> None:
+    """A GRPO update of all weights, if it fits by the plan."""
+    _update(trial, LoraArguments())
+
+
+def _update(trial: Trial, lora: LoraArguments) -> None:
+    """The second of two updates on answers of 1024 tokens; activations are kept if they fit."""
+    rows, prompt, answer = (8, 256, 1024) if trial.on_gpu else (2, 6, 6)
 
     def planned(*, recompute: bool) -> float:
         return planned_bytes(
@@ -64,8 +74,8 @@ def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> floa
             compiled=trial.compiler is not None,
         )
 
-    free = torch.cuda.mem_get_info(trial.device)[0] if trial.on_gpu else 0
-    recompute = planned(recompute=False) > free
+    require_room(trial, planned(recompute=True))
+    recompute = not trial.on_gpu or planned(recompute=False) > trial.free_bytes()
     trial.note(recomputes=recompute, compiled=trial.compiler is not None)
     model = language_model(trial, lora=lora, recompute=recompute)
     engine = engine_of(
@@ -83,7 +93,7 @@ def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> floa
     )
     metrics, seconds = timed_update(trial, engine, batch)
     length = prompt + answer
-    flops = ADAPTERS * decoder_flops(
+    flops = (ADAPTERS if lora.rank else TRAINED_WEIGHTS) * decoder_flops(
         model.config, tokens=rows * length, pairs=rows * length**2, head_tokens=rows * answer
     )
     trial.note(tokens_per_s=rows * length / seconds, tflops=flops / seconds / 1e12)
@@ -92,10 +102,3 @@ def update_seconds(trial: Trial, *, rows: int, prompt: int, answer: int) -> floa
         trial.note(mfu=flops / seconds / peak)
     trial.require(metrics["actor/updates"] == 1, f"the update was skipped: {metrics}")
     compare_with_peak(trial, planned(recompute=recompute))
-    return seconds
-
-
-def update_adapters(trial: Trial) -> None:
-    """A GRPO update on answers of 1024 tokens."""
-    rows, prompt, answer = (8, 256, 1024) if trial.on_gpu else (2, 6, 6)
-    update_seconds(trial, rows=rows, prompt=prompt, answer=answer)

@@ -6,8 +6,8 @@ from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.training.device_peaks import peak_of
 from siirl.gpu_checks.agreement import act_all, requests_of
-from siirl.gpu_checks.check import CheckSkipped, Trial
-from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes
+from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes, require_room
 from siirl.gpu_checks.shapes import QUESTION, observations, openvla, openvla_config, trajectories
 from siirl.gpu_checks.updates import engine_of, timed_update
 from siirl.models.flops import ADAPTERS, TRAINED_WEIGHTS
@@ -66,12 +66,7 @@ def full_update(trial: Trial) -> None:
     """An update of all weights, if it fits by the plan."""
     chunks = CHUNKS if trial.on_gpu else 1
     planned = _planned(trial, LoraArguments(), chunks=chunks)
-    if trial.on_gpu:
-        free, _ = torch.cuda.mem_get_info(trial.device)
-        if planned > free:
-            raise CheckSkipped(
-                f"it needs {planned / 1e9:.0f} GB by the plan, but {free / 1e9:.0f} GB are free"
-            )
+    require_room(trial, planned)
     policy = openvla(trial, recompute=True)
     _update(trial, policy, chunks=chunks, passes=TRAINED_WEIGHTS, planned=planned)
 

@@ -54,6 +54,7 @@ def as_before() -> Iterator[None]:
         vla_model.full_update,
         text_model.generation,
         text_model.update_adapters,
+        text_model.update_all,
     ],
 )
 def test_a_check_computes_in_bfloat16(check: Callable[[Trial], None], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from siirl.algos.linear_log_probs import BLOCK_ELEMENTS
 from siirl.gpu_checks.check import CheckFailed, Trial
 from siirl.gpu_checks.planned_memory import compare_with_peak, planned_bytes
 from siirl.params.data_args import DataArguments
@@ -42,7 +43,9 @@ def test_more_is_a_failure_with_both_numbers(tmp_path: Path, planned: float, err
 
 
 def test_an_update_has_weights_gradients_moments_and_activations() -> None:
-    """A million weights in float32 have 16 bytes each; activations of one token are little."""
+    """A million weights in float32 have 16 bytes each, and those of the head 4 more; a block of
+    logits and its probabilities have 8 bytes an entry; activations of one token are little.
+    """
     shape = decoder_shape(
         {
             **{"model_type": "llama", "vocab_size": 1000, "hidden_size": 256},
@@ -53,5 +56,6 @@ def test_an_update_has_weights_gradients_moments_and_activations() -> None:
     assert shape.parameters == 2 * 256_000 + 4 * 65_536 + 3 * 131_072 + 3 * 256
     model = ModelArguments(dtype="float32")
     data = DataArguments(max_prompt_length=1, max_response_length=1)
-    activations = planned_bytes(shape, model, data=data) - 16 * shape.parameters
+    logits = 8 * BLOCK_ELEMENTS + 4 * 256_000
+    activations = planned_bytes(shape, model, data=data) - 16 * shape.parameters - logits
     assert 2 * 256 * 4 < activations < 100_000
