@@ -83,6 +83,19 @@ def group_configs(config: SiiRLArguments) -> dict[int, SiiRLArguments]:
     return dict(config.agent_configs) or {0: config}
 
 
+def sends_weights(config: SiiRLArguments) -> bool:
+    """Whether training ranks send weights to separate rollout ranks out of the trained module,
+    which has the newest version of one policy. Several policies start to act together, and a
+    schedule may need older versions: these are stored.
+
+    Args:
+        config: The run's configuration, or that of an agent group.
+    """
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    newest = trainer.max_staleness == 0 or sizes.streams(trainer, config.dag, rollout)
+    return sizes.separate(config.dag) and newest and len(config.agents) <= 1
+
+
 def owners(agents: Mapping[Any, Any]) -> dict[int, int]:
     """Maps each group of `agents` that shares weights to the group that owns them."""
     return _shares(entries_of(agents))

@@ -37,8 +37,11 @@ class Copies:
     def __init__(self, line: Line) -> None:
         self.line = line
 
-    def receive(self, published: PublishedWeights) -> None:
-        """Receive them."""
+    def receive(self, published: PublishedWeights) -> PublishedWeights:
+        return published
+
+    def close(self) -> None:
+        """Nothing waits."""
 
     def swap(self, published: PublishedWeights) -> None:
         self.line.swapped.set()
@@ -51,6 +54,7 @@ def rank_on(line: Any, loop: asyncio.AbstractEventLoop, groups: int = 1) -> Roll
         rank=1,
         line=line,
         build=dict,
+        receives=cast(Any, None),
         streaming=True,
     )
     worker._loop = loop

@@ -68,6 +68,9 @@ class Publisher:
     def step_done(self):
         """Nothing was published."""
 
+    def serve(self):
+        """No rollout rank waits for weights."""
+
 
 @pytest.fixture
 def line() -> Iterator[ReferenceLine]:

@@ -39,6 +39,10 @@ class ThreadLine:
         coroutine = getattr(self.exchange, method)(*arguments)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
+    def address(self) -> str:
+        """See `ExchangeLine`."""
+        return "127.0.0.1"
+
     def store(self, thing: Any) -> Any:
         """See `ExchangeLine`."""
         return copy.deepcopy(thing)

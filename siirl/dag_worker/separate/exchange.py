@@ -4,7 +4,8 @@
     join(rank)          <---------  which process of the rank this is
     work(wanted)        <---------  Edge.ledger
     put(prompt, refs)   --------->  Edge.coordinator ------------->  take(step, count), references
-    weights(after)      <---------  newest buckets   <-------------  publish(...), step_done(step)
+    weights(after)      <---------  newest version   <-------------  publish(...), step_done(step)
+    next_round(...)     <---------  Rounds           <-------------  receivers(), open_round(...)
     result(...)         --------->  evaluation       <------------>  evaluate(step, ...)
 
 Every agent group that draws prompts has its own edge; steps and weights belong to the run.
@@ -14,19 +15,24 @@ None after `WAIT_S`, so that the caller can check for a stop request. Left out: 
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from siirl.dag_worker.separate.edge import NOTHING, Edge
 from siirl.dag_worker.separate.exchange_messages import (
+    OVER,
     EvaluationRequest,
     PublishedWeights,
+    Receiver,
     Report,
     RolloutProcess,
+    Round,
     StepPrompts,
     Weights,
     Work,
 )
+from siirl.dag_worker.separate.weight_rounds import Rounds
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt
 
@@ -48,6 +54,7 @@ class Exchange:
         self.published: dict[int, PublishedWeights] = {}
         self._weights: dict[int, Weights] = {}
         """The newest weights of each agent group; they act from the end of the step on."""
+        self._rounds = Rounds()
         self._changed = asyncio.Condition()
         self._over = False
         self._calls = 0
@@ -104,11 +111,33 @@ class Exchange:
         self.published = {step: kept for step, kept in self.published.items() if step >= oldest}
         await self._notify()
 
+    async def receivers(self, expected: bool) -> dict[RolloutProcess, Receiver]:
+        """Processes that wait for weights; perhaps none.
+
+        Args:
+            expected: Whether the weights are new, so that all rollout ranks will ask for them.
+        """
+        if expected or self._rounds.waiting:
+            deadline = time.monotonic() + WAIT_S
+            while len(self._rounds.waiting) < len(self._ready) and time.monotonic() < deadline:
+                await self._wait(deadline - time.monotonic())
+        return dict(self._rounds.waiting)
+
+    async def open_round(
+        self, host: str, port: int, members: Sequence[RolloutProcess], shared: bool
+    ) -> None:
+        """Invite processes that wait for weights to a transfer of the newest ones."""
+        newest = self.published[max(self.published)]
+        self._rounds.open(Round(host, port, tuple(members), shared, newest))
+        await self._notify()
+
     async def take(self, group: int, step: int, count: int) -> StepPrompts | None:
-        """`count` prompts with their rows for a step; None if they are not complete yet."""
+        """`count` prompts with their rows for a step; None if they are not complete yet, at once if
+        a rollout rank waits for weights.
+        """
         for _ in range(2):
             taken = self.edges[group].take(step, count)
-            if taken is not None:
+            if taken is not None or self._rounds.waiting:
                 return taken
             await self._wait()
         return None
@@ -145,7 +174,7 @@ class Exchange:
 
     async def results(self) -> list[Any] | None:
         """Results of the rollout ranks' evaluation; None while a rank is still running it."""
-        if len(self._results) < self._ledger.ranks:
+        if len(self._results) < self._ledger.ranks and not self._rounds.waiting:
             await self._wait()
         if len(self._results) < self._ledger.ranks:
             return None
@@ -210,6 +239,21 @@ class Exchange:
             await self._wait()
         return None
 
+    async def next_round(self, process: RolloutProcess, receiver: Receiver) -> Round | str | None:
+        """The transfer in which `process` gets the newest weights; None: not yet. `OVER`: never."""
+        deadline = time.monotonic() + WAIT_S
+        while not self._over:
+            if not self._is_alive(process):
+                return None
+            new = process not in self._rounds.waiting
+            found = self._rounds.ask(process, receiver)
+            if found is not None or time.monotonic() >= deadline:
+                return found
+            if new:  # not at each call: two processes would wake each other
+                await self._notify()
+            await self._wait(deadline - time.monotonic())
+        return OVER
+
     async def put(
         self,
         group: int,
@@ -255,6 +299,7 @@ class Exchange:
 
     async def rank_died(self, rank: int) -> None:
         """Requeue the prompts of a dead rollout rank, for another rank or its replacement."""
+        self._rounds.forget(RolloutProcess(rank, self._deaths[rank]))
         self._deaths[rank] += 1
         self._ready.discard(rank)
         for edge in self.edges.values():
@@ -305,9 +350,9 @@ class Exchange:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _wait(self) -> None:
+    async def _wait(self, seconds: float = WAIT_S) -> None:
         async with self._changed:
             try:
-                await asyncio.wait_for(self._changed.wait(), WAIT_S)
+                await asyncio.wait_for(self._changed.wait(), seconds)
             except TimeoutError:
                 return

@@ -13,6 +13,8 @@ from siirl.reporting.metrics import Unusable, Value, Weighted
 
 LOST = object()
 """Result of fetching an object whose owner died."""
+OVER = "over"
+"""Answer to a process that waits for weights when the run has ended."""
 
 
 class RolloutProcess(NamedTuple):
@@ -85,6 +87,33 @@ class PublishedWeights:
 
     step: int
     of_groups: Mapping[int, Weights]
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """What a process that waits for weights needs."""
+
+    machine: str
+    """Names the memory that it shares with other processes
+    (`siirl.dag_worker.separate.group_buckets.machine_name`).
+    """
+    whole: bool
+    """Whether it also needs the frozen weights."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A transfer of weights to the processes that wait for them, in a process group of its own."""
+
+    host: str
+    """Address of training rank 0, rank 0 of the group."""
+    port: int
+    members: tuple[RolloutProcess, ...]
+    """Ranks 1, 2, … of the group."""
+    shared: bool
+    """Whether all are on one machine, and map the bucket."""
+    published: PublishedWeights
+    """The weights; their buckets are empty."""
 
 
 @dataclass(frozen=True)

@@ -83,16 +83,17 @@ def build_training(
     shares: WorkerComponents | None = None,
     updates: Updates,
     rollouts: SeparateRollouts,
+    publishes: type[WeightPublisher],
 ) -> WorkerComponents:
     """Components of an agent group on a training rank.
 
-    Arguments are those of `build_components`, plus `rollouts`.
+    Arguments are those of `build_components`, plus `rollouts` and the class that publishes weights.
     """
     spec = describe_env(config)
     make = builder_of(config, spec, ranks=ranks, device=device)
     if shares is None:
         trained_model = make.trained_model(make.load(), with_critic=with_critic, updates=updates)
-        publisher = WeightPublisher(
+        publisher = publishes(
             group=place.group,
             trained=trained_model.actor.engine,
             ranks=ranks,

@@ -93,7 +93,8 @@ class WeightPublisher:
         self.acting = None
         """None: no copy of the weights acts on this rank."""
         self.transferred_bytes = 0
-        """Bytes that the last sync stored for the rollout ranks; 0 on ranks that store none."""
+        """Bytes that the last sync stored for the rollout ranks, or that were sent to them between
+        the last two syncs; 0 on ranks that store or send none."""
         self.unchanged = False
         """Whether optimiser steps before the last sync changed no weight in the type in which it
         acts: a small update may vanish in bfloat16.
@@ -146,17 +147,25 @@ class WeightPublisher:
         """Record that the running step ended with the last published weights."""
         self.steps_of_versions[self.version] = self.step
 
+    def serve(self) -> None:
+        """Do nothing: rollout ranks fetch stored weights themselves."""
+
+    def acting_dtypes(self) -> dict[str, torch.dtype]:
+        """Types in which weights act, by name; others act in their own."""
+        if self.acting_dtype is None:
+            return {}
+        parameters = self.trained.module.named_parameters(remove_duplicate=False)
+        return {name: self.acting_dtype for name, _ in parameters}
+
     def _store(self, names: Set[str], *, version: int) -> "StoredWeights":
         """Store the weights with these names, as they act: all ranks gather them, rank 0 stores
         them.
         """
         state = self.trained.module.state_dict()
         without = state.keys() - names
-        dtypes = {}
-        if self.acting_dtype is not None:
-            parameters = self.trained.module.named_parameters(remove_duplicate=False)
-            dtypes = {name: self.acting_dtype for name, _ in parameters}
-        weights = CheckedWeights(self.trained.weights_in_turn(without=without, dtypes=dtypes))
+        weights = CheckedWeights(
+            self.trained.weights_in_turn(without=without, dtypes=self.acting_dtypes())
+        )
         transport = StoredBuckets(self.line, self.trained.device)
         if self.ranks.rank == 0:
             size = sum(state[name].numel() * state[name].element_size() for name in names)

@@ -1,7 +1,7 @@
 """The exchange as a Ray actor, and a rank's connection to it.
 
-Rows and weights travel through Ray's object store, from the process that made them to those that
-read them, with one copy per machine in shared memory.
+Rows and stored weights travel through Ray's object store, from the process that made them to those
+that read them, with one copy per machine in shared memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,6 +52,11 @@ class ExchangeLine:
             return await getattr(self.handle, method).remote(*arguments)
         except RayActorError as error:
             raise _died(error) from error
+
+    def address(self) -> str:
+        """Address of this process in the cluster."""
+        found: str = ray.util.get_node_ip_address()
+        return found
 
     def store(self, thing: Any) -> Any:
         """Keep a copy of `thing`, as long as this process lives, where the other group can fetch

@@ -1,10 +1,11 @@
-"""Receives published weights on a rollout rank while the old ones act, and swaps them in between
-two forward passes.
+"""Receives stored weights on a rollout rank while the old ones act, and swaps them in between two
+forward passes.
 
 A module has a second copy of its tensors: arriving weights are copied into it, and the two are
 swapped by reference. For an engine with its own copy of the weights (vLLM), arriving weights stay
 in the object store's memory until the engine takes them. Both verify the checksum over the bits,
-and fetch frozen weights once. Left out: publishing (`siirl.dag_worker.separate.published_weights`).
+and fetch frozen weights once. Left out: publishing (`siirl.dag_worker.separate.published_weights`),
+and weights that training ranks send (`siirl.dag_worker.separate.arriving_weights`).
 """
 
 import threading
@@ -16,7 +17,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import nn
 
-from siirl.dag_worker.separate.exchange_messages import LOST, Bucket, PublishedWeights, Weights
+from siirl.dag_worker.separate.exchange_messages import (
+    LOST,
+    Bucket,
+    PublishedWeights,
+    RolloutProcess,
+    Weights,
+)
+from siirl.dag_worker.separate.rollout_ranks import RolloutParts
 from siirl.engine.training.saved_state import saved_weights
 from siirl.engine.training.weight_buckets import Entry
 from siirl.engine.training.weight_sync import VersionedEngine
@@ -27,6 +35,10 @@ from siirl.models.weight_rows import Rows
 
 if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
+
+
+class RunEnded(Exception):
+    """The run ends while a rank waits for weights, which then do not come."""
 
 
 class SecondCopy:
@@ -48,10 +60,14 @@ class SecondCopy:
         """
         self.steps_of_versions: dict[int, int] = {}
         self._own = saved_weights(module)
-        self._spare = {name: torch.empty_like(tensor.data) for name, tensor in self._own.items()}
+        self._spare = self._second()
         # the buckets of frozen weights that each of the two has, with their checksum
         self._own_frozen: tuple[tuple[Bucket, ...], int] | None = None
         self._spare_frozen: tuple[tuple[Bucket, ...], int] | None = None
+
+    def _second(self) -> dict[str, torch.Tensor]:
+        """Memory of the second copy."""
+        return {name: torch.empty_like(tensor.data) for name, tensor in self._own.items()}
 
     def receive(self, weights: Weights) -> None:
         """Copy published weights into the second copy while the first acts; callable from any
@@ -125,15 +141,15 @@ class StoredCopy:
         self.steps_of_versions: dict[int, int] = {}
         self._needed = saved_weights(engine.model).keys()
         self._frozen_buckets: tuple[Bucket, ...] = ()
-        self._frozen, self._changing = _HeldRows(()), _HeldRows(())
+        self._frozen, self._changing = HeldRows(()), HeldRows(())
 
     def receive(self, weights: Weights) -> None:
         """Bring published weights to this machine; see `SecondCopy`."""
         _require_all(weights, self._needed)
         if self._frozen_buckets != weights.frozen:
-            self._frozen = _HeldRows(_fetched(self.line, weights.frozen, step=weights.step))
+            self._frozen = HeldRows(_fetched(self.line, weights.frozen, step=weights.step))
             self._frozen_buckets = weights.frozen
-        self._changing = _HeldRows(_fetched(self.line, weights.buckets, step=weights.step))
+        self._changing = HeldRows(_fetched(self.line, weights.buckets, step=weights.step))
         _require_arrived(weights, frozen=self._frozen.checksum, changing=self._changing.checksum)
 
     def swap(self, weights: Weights) -> None:
@@ -143,12 +159,12 @@ class StoredCopy:
         held = self._frozen.by_name | self._changing.by_name
         rows = (part for _, parts in adapters_first(held) for part in parts)
         self.engine.replace_weights(rows, version=weights.version, probe=weights.probe)
-        self._changing = _HeldRows(())
+        self._changing = HeldRows(())
         self.acting_step = weights.step
 
 
-class _HeldRows:
-    """Rows of weights by name, as views of the object store's memory, and their checksum."""
+class HeldRows:
+    """Rows of weights by name, and their checksum; stored ones are views of the object store."""
 
     def __init__(self, rows: Iterable[Rows]) -> None:
         digest = RunningChecksum()
@@ -213,10 +229,14 @@ class SecondCopies:
         self.step = -1
         """Step whose weights act; -1 before the first arrival."""
 
-    def receive(self, published: PublishedWeights) -> None:
-        """Receive the weights that do not act yet; see `SecondCopy`."""
+    def receive(self, published: PublishedWeights) -> PublishedWeights:
+        """Receive the weights that do not act yet (see `SecondCopy`); returns what arrived."""
         for copy, weights in self._new(published):
             copy.receive(weights)
+        return published
+
+    def close(self) -> None:
+        """Do nothing: stored weights are there at once."""
 
     def swap(self, published: PublishedWeights) -> None:
         """Let the received weights act, between two forward passes."""
@@ -281,6 +301,7 @@ class WeightThread:
     def stop(self) -> None:
         """End the thread."""
         self._over.set()
+        self.copies.close()
         self._free.set()
         self._thread.join()
 
@@ -306,5 +327,24 @@ class WeightThread:
         if self._over.is_set():  # `stop` set `_free` before it was cleared
             self._free.set()
             return
-        self.copies.receive(published)
-        self.arrived(published)
+        try:
+            arrived = self.copies.receive(published)
+        except RunEnded:  # `stop` follows
+            return
+        self.arrived(arrived)
+
+
+def stored_copies(
+    parts: Mapping[int, RolloutParts], process: RolloutProcess, *, line: "ExchangeLine"
+) -> SecondCopies:
+    """Second copies of all policies, which fetch stored weights."""
+    return SecondCopies(
+        {
+            group: SecondCopy(part.acting, line, part.engine)
+            if isinstance(part.acting, nn.Module)
+            else StoredCopy(part.acting, line)
+            for group, part in parts.items()
+            if part.owner == group
+        },
+        owners={group: part.owner for group, part in parts.items()},
+    )

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from siirl.dag_worker.events import Event
 from siirl.dag_worker.separate.exchange_messages import (
     EvaluationRequest,
@@ -25,12 +23,7 @@ from siirl.dag_worker.separate.exchange_messages import (
     Work,
 )
 from siirl.dag_worker.separate.prompt_runner import PromptRunner, since
-from siirl.dag_worker.separate.received_weights import (
-    SecondCopies,
-    SecondCopy,
-    StoredCopy,
-    WeightThread,
-)
+from siirl.dag_worker.separate.received_weights import RunEnded, SecondCopies, WeightThread
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.resource_groups import part_of_agent
@@ -50,6 +43,7 @@ class RolloutWorker:
         line: Connection to the exchange.
         build: Makes the components by agent group; groups without nodes play in the environments
             of the others, or own their weights.
+        receives: Makes the copies of the weights of the components, for this process.
         streaming: Stream mode; otherwise block mode.
         on_start: Called when everything is built.
     """
@@ -61,6 +55,7 @@ class RolloutWorker:
         rank: int,
         line: "ExchangeLine",
         build: Callable[[], dict[int, RolloutParts]],
+        receives: Callable[[dict[int, RolloutParts], RolloutProcess], SecondCopies],
         streaming: bool,
         on_start: Callable[[], object] | None = None,
     ) -> None:
@@ -68,6 +63,7 @@ class RolloutWorker:
         self.process = RolloutProcess(rank, life=0)
         self.line = line
         self.build = build
+        self.receives = receives
         self.streaming = streaming
         self.on_start = on_start
         self._parts: dict[int, RolloutParts] = {}
@@ -90,16 +86,7 @@ class RolloutWorker:
         """Build the components and start the environments of the agent groups with nodes."""
         self.process = self.line.call("join", self.process.rank)
         self._parts = self.build()
-        self.copies = SecondCopies(
-            {
-                group: SecondCopy(parts.acting, self.line, parts.engine)
-                if isinstance(parts.acting, nn.Module)
-                else StoredCopy(parts.acting, self.line)
-                for group, parts in self._parts.items()
-                if parts.owner == group
-            },
-            owners={group: parts.owner for group, parts in self._parts.items()},
-        )
+        self.copies = self.receives(self._parts, self.process)
         self._runners = {
             group: PromptRunner(
                 group=group,
@@ -139,12 +126,12 @@ class RolloutWorker:
     # Commands
 
     def _serve(self) -> None:
-        with OCCUPATION.doing("waits for the first weights", waiting=True):
-            self._use(self._weights(None))
         serve = self._stream if self.streaming else self._blocks
         try:
+            with OCCUPATION.doing("waits for the first weights", waiting=True):
+                self._use(self._weights(None))
             serve()
-        except Interrupted:  # the training ranks save and end the run
+        except (Interrupted, RunEnded):  # the training ranks save and end the run
             self._until_over()
 
     def _blocks(self) -> None:
@@ -196,8 +183,7 @@ class RolloutWorker:
     def _use(self, published: PublishedWeights | None) -> None:
         if published is None:
             return
-        self.copies.receive(published)
-        self._swap(published)
+        self._swap(self.copies.receive(published))
 
     def _record_rewards(self, work: Work) -> None:
         for group, rewards in work.rewards.items():

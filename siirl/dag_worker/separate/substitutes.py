@@ -104,6 +104,7 @@ class RemoteValidator:
                     return {} if found is None else combine(found)
                 if stop is not None:
                     raise Interrupted(stop)
+                side.publisher.serve()
 
 
 class RemoteRollout:

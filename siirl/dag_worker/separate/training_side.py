@@ -127,6 +127,7 @@ class TrainingSide:
                     return taken
                 if stop is not None:
                     raise Interrupted(stop or signal.SIGTERM)
+                self.publisher.serve()
 
     def _fetch(
         self, taken: StepPrompts
@@ -260,6 +261,7 @@ class SeparateRollouts:
         side = self._any_side
         if side.ranks.rank == 0:
             self.line.call("step_done", side.publisher.step)
+        side.publisher.serve()
 
     def steps_of_versions(self) -> dict[int, dict[int, int]]:
         """For each agent group, the last training step that ended with a version."""

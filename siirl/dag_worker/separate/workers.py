@@ -16,9 +16,13 @@ from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import Event
 from siirl.dag_worker.registries import load_plug_ins
+from siirl.dag_worker.separate.arriving_weights import arriving_copies
 from siirl.dag_worker.separate.edge import Edge
 from siirl.dag_worker.separate.group_components import build_rollouts, build_training
+from siirl.dag_worker.separate.published_weights import WeightPublisher
+from siirl.dag_worker.separate.received_weights import stored_copies
 from siirl.dag_worker.separate.rollout_worker import RolloutWorker
+from siirl.dag_worker.separate.sent_weights import WeightSender
 from siirl.dag_worker.separate.training_side import SeparateRollouts
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.engine.rollout.ledger import RolloutLedger
@@ -27,7 +31,7 @@ from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.resource_groups import GET, PUT
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.params import SiiRLArguments, sizes
-from siirl.params.agents import config_of_group, group_configs
+from siirl.params.agents import config_of_group, group_configs, sends_weights
 
 if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
@@ -67,7 +71,11 @@ class WorkerFactory:
         rollouts = build = None
         if self.line is not None:
             rollouts = SeparateRollouts(self.line())
-            build = functools.partial(build_training, rollouts=rollouts)
+            build = functools.partial(
+                build_training,
+                rollouts=rollouts,
+                publishes=WeightSender if sends_weights(self.config) else WeightPublisher,
+            )
         return DAGWorker(
             config=self.config,
             graph=graph,
@@ -105,6 +113,9 @@ class WorkerFactory:
             rank=number,
             line=line,
             build=build,
+            receives=functools.partial(arriving_copies, line=line, streaming=_streams(config))
+            if sends_weights(config)
+            else functools.partial(stored_copies, line=line),
             streaming=_streams(config),
             on_start=self.on_start,
         )

@@ -57,12 +57,30 @@ class WeightGroup:
         options._timeout = datetime.timedelta(seconds=timeout_s)
         self.store = store
         self.group = gloo(store, rank, ranks, options)
+        self.group.barrier().wait()  # all have connected: their ports may be closed
 
     def broadcast(self, buffer: torch.Tensor) -> Any:
         """Begin to copy the run's `buffer` [bytes] into that of every worker; returns the work."""
         options = distributed.BroadcastOptions()
         options.rootRank = ROOT
         return self.group.broadcast([buffer], options)
+
+
+def open_store(address: str, *, ranks: int) -> tuple[distributed.TCPStore, int]:
+    """A store for `ranks` members at `address` of this machine, and its port."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family)
+    port: int = listener.getsockname()[1]
+    store = distributed.TCPStore(
+        address,
+        port,
+        ranks,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=JOIN_WITHIN_S),
+        master_listen_fd=listener.detach(),
+    )
+    return store, port
 
 
 def join_group(host: str, port: int, *, rank: int, ranks: int) -> WeightGroup:
@@ -118,19 +136,8 @@ class GroupRoute:
             place.hostname, place.port or HTTP_PORTS.get(place.scheme, HTTP_PORTS["http"])
         )
         before = open_sockets()
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, 0), family=family)
-        port = listener.getsockname()[1]
         ranks = 1 + workers
-        store = distributed.TCPStore(
-            address,
-            port,
-            ranks,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=JOIN_WITHIN_S),
-            master_listen_fd=listener.detach(),
-        )
+        store, port = open_store(address, ranks=ranks)
         joining = link.start(call_workers(link, "siirl_join_group", address, str(port), str(ranks)))
         try:
             group = WeightGroup(

@@ -1,0 +1,263 @@
+"""Weights that a training process sends to rollout processes: bit-equal on all of them, also if one
+dies or stops in the middle of the transfer, if the training process does, and on a replacement.
+"""
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import ray
+import torch
+from torch import nn
+
+from siirl.dag_worker.separate import arriving_weights, group_buckets, sent_weights
+from siirl.dag_worker.separate.edge import Edge
+from siirl.dag_worker.separate.ray_exchange import ExchangeLine, start_exchange
+from siirl.dag_worker.separate.rollout_ranks import RolloutParts
+from siirl.dag_worker.separate.sent_weights import WeightSender
+from siirl.engine.rollout.ledger import RolloutLedger
+from siirl.engine.training.collectives import OneProcess
+from siirl.errors import RunFailed
+from siirl.models.checksum import checksum
+from tests.engine.tiny_policies import Trained
+
+pytestmark = pytest.mark.usefixtures("ray_in_this_process")
+SMALL_BUCKET = 100_000  # a layer has 40,000 bytes
+LIMIT_S = 100.0  # only a hang takes longer
+
+
+def policy(seed: int) -> nn.Sequential:
+    """Ten layers; the first is frozen."""
+    torch.manual_seed(seed)
+    layers = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(10)))
+    layers[0].requires_grad_(False)
+    return layers
+
+
+class Engine:
+    """Gets the version of the weights that act."""
+
+    version = -1
+
+    def update_weights(self, version: int) -> None:
+        self.version = version
+
+
+class RolloutProcess:
+    """A rollout rank that receives weights and does nothing else.
+
+    Args:
+        exchange: The exchange's actor.
+        rank: Number of the rank.
+        streaming: Whether weights arrive beside those that act.
+        fate: Signal that it sends itself when it has received half of the weights; 0: none.
+        apart: Whether it is on another machine than the training process.
+    """
+
+    def __init__(self, exchange, rank, *, streaming=False, fate=0, apart=False):
+        torch.set_num_threads(1)
+        if apart:
+            arriving_weights.machine_name = lambda: "another machine"
+        self.line, self.engine, self.fate = ExchangeLine(exchange), Engine(), fate
+        self.process = self.line.call("join", rank)
+        self.module = policy(seed=100 + rank)
+        part: Any = RolloutParts(
+            *[None] * 2, self.engine, *[None] * 2, acting=self.module, owner=0, closes=()
+        )
+        self.copies = arriving_weights.arriving_copies(
+            {0: part}, self.process, line=self.line, streaming=streaming
+        )
+        placed = self.copies._copy._placed
+
+        def fateful(rows):
+            for number, part in enumerate(placed(rows)):
+                if number == 5 and self.fate:
+                    fate, self.fate = self.fate, 0
+                    os.kill(os.getpid(), fate)
+                yield part
+
+        self.copies._copy._placed = fateful
+
+    def ready(self):
+        self.line.call("ready", self.process)
+        return os.getpid()
+
+    def receive(self):
+        """Step, version and checksum of the weights that act after the newest have arrived."""
+        published = self.line.call("weights", None, self.copies.step)
+        self.copies.swap(self.copies.receive(published))
+        return self.copies.step, self.engine.version, checksum(self.module.state_dict())
+
+
+class TrainingProcess:
+    """A training rank that only sends weights; `fate` is a signal as above."""
+
+    def __init__(self, exchange, *, seed, fate=0):
+        torch.set_num_threads(1)
+        sent_weights.BUCKET_BYTES = SMALL_BUCKET
+        self.line = ExchangeLine(exchange)
+        self.trained = FatefulTrained(policy(seed), fate)
+        self.sender = WeightSender(
+            group=0, trained=self.trained, ranks=OneProcess(), line=self.line, acting_dtype=None
+        )
+
+    def publish(self, step):
+        self.sender.step = step
+        self.sender.sync()
+        self.line.call("step_done", step)
+        return checksum(self.trained.module.state_dict())
+
+    def train(self):
+        with torch.no_grad():
+            for layer in self.trained.module[1:]:
+                layer.weight += torch.randn(100, 100)
+        self.trained.steps += 1
+
+    def serve(self):
+        """Serve once; the bytes that were sent so far."""
+        self.sender.serve()
+        return self.sender._sent_bytes
+
+    def serve_until(self, answers):
+        """Serve until rollout processes have answered, as in the wait for rows."""
+        while len(ray.wait(answers, num_returns=len(answers), timeout=0)[0]) < len(answers):
+            self.sender.serve()
+        return ray.get(answers)
+
+
+class FatefulTrained(Trained):
+    """An engine that sends its process a signal in the middle of the weights."""
+
+    def __init__(self, module, fate):
+        super().__init__(module, steps=0)
+        self.fate = fate
+
+    def weights_in_turn(self, **options):
+        for number, rows in enumerate(super().weights_in_turn(**options)):
+            if number == 5 and self.fate:
+                os.kill(os.getpid(), self.fate)
+            yield rows
+
+
+@pytest.fixture
+def exchange():
+    ledger = RolloutLedger(batch=2, max_staleness=0, ranks=2, streaming=False)
+    return start_exchange({0: Edge(ledger=ledger, node="get")})
+
+
+@pytest.fixture
+def training(exchange, monkeypatch) -> TrainingProcess:
+    """A sender in this process whose first weights are published."""
+    monkeypatch.setattr(sent_weights, "BUCKET_BYTES", SMALL_BUCKET)
+    sender = TrainingProcess(exchange, seed=1)
+    sender.publish(0)
+    sender.line.call("open", 0, 0, 0, None, [], [])
+    return sender
+
+
+def rollouts(exchange, *options, **shared):
+    """Processes of rank 0, 1, … that are ready."""
+    started = [
+        ray.remote(RolloutProcess).options(num_cpus=0).remote(exchange, rank, **shared, **own)
+        for rank, own in enumerate(options)
+    ]
+    return started, ray.get([each.ready.remote() for each in started], timeout=LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("streaming", "apart"),
+    [(False, False), (True, True)],
+    ids=["lockstep on one machine", "stream over machines"],
+)
+def test_every_rollout_process_acts_with_the_bits_of_each_step(
+    exchange, training, streaming, apart
+):
+    """Ten layers arrive in each copy once; then the frozen one stays."""
+    started, _ = rollouts(exchange, {}, {}, streaming=streaming, apart=apart)
+    layer, sent = 40_000, []
+    for step in range(4):
+        if step:
+            training.train()
+        bits = training.publish(step)
+        answers = [each.receive.remote() for each in started]
+        assert training.serve_until(answers) == [(step, step, bits)] * 2
+        sent.append(training.sender._sent_bytes)
+    assert sent == [layer * count for count in ((10, 10, 9, 9) if streaming else (10, 9, 9, 9))]
+
+
+@pytest.mark.parametrize(
+    "apart", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one machine", "machines"]
+)
+def test_a_rank_killed_in_the_middle_keeps_no_weights_from_the_other_and_its_replacement_gets_them(
+    exchange, training, apart, caplog
+):
+    (other, killed), _ = rollouts(exchange, {}, {"fate": signal.SIGKILL}, apart=apart)
+    bits = training.publish(0)
+    dying, answer = killed.receive.remote(), other.receive.remote()
+    assert training.serve_until([answer]) == [(0, 0, bits)]
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(dying, timeout=LIMIT_S)
+    assert "weights of step 0 to rollout rank 0, 1 broke off" in caplog.text
+    training.line.call("rank_died", 1)
+    replacement = ray.remote(RolloutProcess).options(num_cpus=0).remote(exchange, 1, apart=apart)
+    ray.get(replacement.ready.remote(), timeout=LIMIT_S)
+    assert training.serve_until([replacement.receive.remote()]) == [(0, 0, bits)]
+    training.train()
+    bits = training.publish(1)
+    answers = [each.receive.remote() for each in (other, replacement)]
+    assert training.serve_until(answers) == [(1, 1, bits)] * 2
+
+
+def test_a_rank_that_stops_in_the_middle_delays_the_other_by_the_time_limit(
+    exchange, training, monkeypatch
+):
+    monkeypatch.setattr(group_buckets, "SILENCE_S", 3.0)
+    (other, stopped), pids = rollouts(exchange, {}, {"fate": signal.SIGSTOP})
+    bits = training.publish(0)
+    late, answer = stopped.receive.remote(), other.receive.remote()
+    assert training.serve_until([answer]) == [(0, 0, bits)]
+    os.kill(pids[1], signal.SIGCONT)
+    assert training.serve_until([late]) == [(0, 0, bits)]
+
+
+def test_a_killed_training_process_leaves_no_half_weights_and_a_resumed_one_sends_them(
+    exchange, training
+):
+    (one, two), _ = rollouts(exchange, {}, {}, streaming=True)
+    actor = ray.remote(TrainingProcess).options(num_cpus=0)
+    dying = actor.remote(exchange, seed=1, fate=signal.SIGKILL)
+    ray.get(dying.publish.remote(0), timeout=LIMIT_S)
+    answers = [one.receive.remote(), two.receive.remote()]
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(dying.serve.remote(), timeout=LIMIT_S)
+    assert ray.wait(answers, timeout=1.0)[0] == []
+    bits = training.publish(0)
+    assert training.serve_until(answers) == [(0, 0, bits)] * 2
+
+
+def test_three_transfers_that_break_off_end_the_run_with_the_cause(exchange, training, monkeypatch):
+    monkeypatch.setattr(sent_weights.OpenGroup, "connect", closed_network)
+    (one, _), _ = rollouts(exchange, {}, {})
+    waiting = one.receive.remote()
+    with pytest.raises(RunFailed, match=r"rollout rank 0 broke off, like the 2 before it: closed"):
+        training.serve_until([waiting])
+
+
+def closed_network(opened):
+    del opened._store  # the rollout process need not wait for its time limit
+    raise RuntimeError("closed")
+
+
+def test_nothing_is_sent_to_a_process_that_died_while_it_waited(exchange, training):
+    (one, two), pids = rollouts(exchange, {}, {})
+    training.publish(0)
+    answers = [one.receive.remote(), two.receive.remote()]
+    while len(training.line.call("receivers", True)) < 2:
+        pass
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(answers[1], timeout=LIMIT_S)
+    training.line.call("rank_died", 1)
+    assert training.serve() == 400_000
+    assert ray.get(answers[0], timeout=LIMIT_S)[0] == 0
