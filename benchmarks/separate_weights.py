@@ -74,13 +74,9 @@ class Rollout:
         self.line = ExchangeLine(exchange)
         self.process = self.line.call("join", rank)
         self.module = policy(millions)
-        part: Any = RolloutParts(
-            *[None] * 2,  # type: ignore[arg-type]
-            Engine(),
-            *[None] * 2,  # type: ignore[arg-type]
-            acting=self.module,
-            owner=0,
-            closes=(),
+        nothing: Any = None
+        part = RolloutParts(
+            *(nothing, nothing, Engine(), nothing, nothing), self.module, owner=0, closes=()
         )
         parts = {0: part}
         if way == "store":
@@ -102,7 +98,7 @@ class Rollout:
         while published is None:
             published = self.line.call("weights", None, self.copies.step)
         self.copies.swap(self.copies.receive(published))
-        return float(self.module[-1].weight[-1, -1])  # type: ignore[index]
+        return float(next(self.module[-1].parameters())[-1, -1])
 
 
 class Trained:
@@ -154,23 +150,34 @@ def own_bytes(pids: Iterable[int]) -> int:
 
 
 def measure(way: str, *, millions: int, ranks: int, syncs: int) -> dict[str, Any]:
-    """One way with `ranks` rollout processes."""
+    """One way with `ranks` rollout processes, in a Ray of its own: an object store keeps pages."""
+    import ray
+
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    try:
+        return _measured(way, millions=millions, ranks=ranks, syncs=syncs)
+    finally:
+        ray.shutdown()
+
+
+def _measured(way: str, *, millions: int, ranks: int, syncs: int) -> dict[str, Any]:
     import ray
 
     ledger = RolloutLedger(batch=2, max_staleness=0, ranks=ranks, streaming=False)
     exchange = start_exchange({0: Edge(ledger=ledger, node="get")})
-    line, trained = ExchangeLine(exchange), Trained(policy(millions))
+    line = ExchangeLine(exchange)
+    trained: Any = Trained(policy(millions))
     kind = WeightPublisher if way == "store" else WeightSender
     sender = kind(
         group=0,
         trained=trained,
         ranks=OneProcess(),
         line=line,
-        acting_dtype=None,  # type: ignore[arg-type]
+        acting_dtype=None,
     )
+    remote: Any = ray.remote(Rollout)
     actors = [
-        ray.remote(Rollout).options(num_cpus=0).remote(exchange, rank, way, millions)
-        for rank in range(ranks)
+        remote.options(num_cpus=0).remote(exchange, rank, way, millions) for rank in range(ranks)
     ]
     pids = ray.get([actor.ready.remote() for actor in actors])
     peaks = Peaks([os.getpid(), *pids])
@@ -181,7 +188,7 @@ def measure(way: str, *, millions: int, ranks: int, syncs: int) -> dict[str, Any
     for step in range(syncs):
         trained.steps = sender.step = step
         with torch.no_grad():
-            for layer in trained.module:  # type: ignore[attr-defined]
+            for layer in trained.module:
                 layer.weight.fill_(step + 0.5)
         begin = time.perf_counter()
         sender.sync()
@@ -196,8 +203,6 @@ def measure(way: str, *, millions: int, ranks: int, syncs: int) -> dict[str, Any
         assert ray.get(answers) == [step + 0.5] * ranks
     peaks.over.set()
     peaks.join()
-    for actor in (*actors, exchange):
-        ray.kill(actor)
     weights = millions * WIDTH * WIDTH
     mapped = BUCKET_BYTES if way.startswith("sent") else 0
     return {
@@ -245,19 +250,13 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "separate_weights.json")
     flags = parser.parse_args(None if arguments is None else list(arguments))
 
-    import ray
-
     torch.set_num_threads(1)
-    ray.init(address="local", include_dashboard=False, log_to_driver=False)
     found = []
-    try:
-        for millions in flags.millions:
-            for ranks in flags.ranks:
-                for way in WAYS:
-                    found.append(measure(way, millions=millions, ranks=ranks, syncs=flags.syncs))
-                    print(markdown(found[-1:]).splitlines()[-1], flush=True)
-    finally:
-        ray.shutdown()
+    for millions in flags.millions:
+        for ranks in flags.ranks:
+            for way in WAYS:
+                found.append(measure(way, millions=millions, ranks=ranks, syncs=flags.syncs))
+                print(markdown(found[-1:]).splitlines()[-1], flush=True)
     command = " ".join(["python -m benchmarks.separate_weights", *sys.argv[1:]])
     load = os.getloadavg()[0]
     note = f"Other jobs ran on the machine meanwhile (load {load:.0f}): compare the ways."

@@ -291,7 +291,7 @@ def start(
 
 def _replacement(make: WorkerFactory) -> Replacement:
     """Replacement of dead rollout ranks; possible because they share no process group with
-    others.
+    others, except in a transfer of weights, which a death ends.
     """
     assert make.line is not None
     line, groups = make.line(), make.groups

@@ -89,7 +89,7 @@ def sends_weights(config: SiiRLArguments) -> bool:
     schedule may need older versions: these are stored.
 
     Args:
-        config: The run's configuration, or that of an agent group.
+        config: The run's configuration; that of an agent group has no `agents`.
     """
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     newest = trainer.max_staleness == 0 or sizes.streams(trainer, config.dag, rollout)

@@ -15,6 +15,8 @@ from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import TrainingArguments
 
 GIB = 1 << 30
+# of weights that training ranks send; a broadcast is as fast with 16 MiB as with more
+WEIGHT_BUCKET_BYTES = 64 << 20
 USUAL_CHUNK = 8  # actions: the shipped policy's, and OpenVLA-OFT's (arXiv 2502.19645, section V)
 
 

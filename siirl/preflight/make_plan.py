@@ -50,6 +50,7 @@ def make_plan(
     groups: Sequence[GroupPlan] = (),
     group: int = 0,
     episodes_of: tuple[int, SiiRLArguments] | None = None,
+    sends: bool | None = None,
 ) -> Plan:
     """Compute the plan of a run, or of an agent group.
 
@@ -65,6 +66,7 @@ def make_plan(
         group: The agent group.
         episodes_of: The agent group whose episodes it trains on, and that group's configuration;
             None: it plays its own.
+        sends: The run's `sends_weights`; None: that of `config`.
     """
     done = 0 if begins is None else begins.step
     length = _length(config.trainer, config.data, done=done, tasks=len(spec.tasks))
@@ -99,7 +101,13 @@ def make_plan(
         length=length,
         machine=machine,
         needs=_needs(
-            config, spec, machine, length, has_critic=critic is not None, plays=episodes_of is None
+            config,
+            spec,
+            machine,
+            length,
+            has_critic=critic is not None,
+            plays=episodes_of is None,
+            sends=sends,
         ),
         ungraded=spec.leaves_ungraded,
         servers=rollout.server.urls if rollout.name == SERVER else (),
@@ -242,12 +250,13 @@ def _needs(
     *,
     has_critic: bool,
     plays: bool,
+    sends: bool | None,
 ) -> Needs:
     """Needs of a group; one that does not play (`plays`) records no videos."""
     on_gpu, models = machine.gpu is not None, 1 + has_critic
     ranks = None if on_gpu else cpu_ranks_memory(config, spec, with_critic=has_critic)
     return Needs(
-        memory_parts=training_memory(config, spec, models=models, ranks=ranks),
+        memory_parts=training_memory(config, spec, models=models, ranks=ranks, sends=sends),
         rank_memory=rank_memory(config, spec, with_critic=has_critic) if on_gpu else None,
         disk_bytes=disk_bytes(
             config,

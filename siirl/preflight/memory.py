@@ -15,6 +15,7 @@ from siirl.files.documents import read_object
 from siirl.files.paths import find
 from siirl.files.weight_files import CONFIG_FILE, parameters_in
 from siirl.params import sizes
+from siirl.params.agents import sends_weights
 from siirl.params.data_args import DataArguments
 from siirl.params.domains import VLLM
 from siirl.params.env_args import EnvArguments
@@ -34,6 +35,8 @@ ROUGHLY = 1.5  # error factor of the estimate
 Parts = tuple[tuple[str, float], ...]
 """Name and bytes of each part."""
 PUBLISHED, IMAGES_PART = "weights for rollout ranks", "images"
+"""The first one: in Ray's object store."""
+SENT = "weights in transfer"
 CHECKPOINT = "a checkpoint in writing"
 MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's two moments, in a checkpoint
 # of a trained parameter: its weight in the shards and in the whole weights, and the moments
@@ -99,23 +102,30 @@ def image_bytes_per_trajectory(model: ModelArguments, env_spec: EnvSpec) -> floa
 
 
 def training_memory(
-    config: SiiRLArguments, env_spec: EnvSpec, *, models: int, ranks: Parts | None = None
+    config: SiiRLArguments,
+    env_spec: EnvSpec,
+    *,
+    models: int,
+    ranks: Parts | None = None,
+    sends: bool | None = None,
 ) -> Parts:
     """Host memory of a training run.
 
     Args:
-        config: Configuration of the job.
-        env_spec: Spec of the environment.
+        config: Configuration of the run, or of an agent group.
+        env_spec: Its environment.
         models: 2 with a critic, else 1.
         ranks: Memory of ranks on CPUs (`siirl.preflight.cpu_ranks`); None: they have GPUs.
+        sends: The run's `sends_weights`; None: that of `config`.
     """
+    sends = sends_weights(config) if sends is None else sends
     policy = config.actor_rollout_ref
     images = image_bytes_per_trajectory(policy.model, env_spec)
     return (
         *_processes(config, env_spec),
         *(_left_by_gpus(config, models=models) if ranks is None else ranks),
         *_vllm(config),
-        *_published(config),
+        *(_sent if sends else _published)(config),
         (IMAGES_PART, episodes_of_training(config).count * images),
     )
 
@@ -129,20 +139,38 @@ def _vllm(config: SiiRLArguments) -> Parts:
 
 
 def _published(config: SiiRLArguments) -> Parts:
-    """Weights in Ray's object store for separate rollout ranks: frozen ones once, and those that
-    change for each step that may act, for the next, and for one that Ray has not freed yet
-    (`siirl.dag_worker.separate.published_weights`). In lockstep /dev/shm grew by three times 199 MB
-    with a model of 50 million weights.
+    """Weights that separate rollout ranks fetch from Ray's object store: frozen ones once, and
+    those that change for each step that may act, for the next, and for one that Ray has not freed
+    yet (`siirl.dag_worker.separate.published_weights`). /dev/shm grew by three times 199 MB with a
+    model of 50 million weights.
     """
     policy, trainer, dag = config.actor_rollout_ref, config.trainer, config.dag
     if not sizes.separate(dag):
         return ()
     steps = 1 if sizes.streams(trainer, dag, policy.rollout) else 1 + trainer.max_staleness
     changing = _changing_parameters(policy.model, models=1)
-    narrow = sizes.trains_sharded(trainer, dag) or policy.rollout.name == VLLM
-    width = _compute_width(policy.model) if narrow else BYTES_PER_PARAMETER
+    width = _acting_width(config)
     frozen = _frozen_bytes(policy.model, models=1, width=width)
     return ((PUBLISHED, frozen + (steps + 2) * width * changing),)
+
+
+def _sent(config: SiiRLArguments) -> Parts:
+    """Weights on their way to rollout ranks: a bucket on each side, and in a stream those that
+    vLLM has not taken yet (`siirl.dag_worker.separate.arriving_weights`).
+    """
+    policy, trainer, dag = config.actor_rollout_ref, config.trainer, config.dag
+    ranks, width = sizes.rollout_ranks(trainer, dag), _acting_width(config)
+    weights = width * policy_parameters(policy.model)
+    buckets = (1 + ranks) * min(float(sizes.WEIGHT_BUCKET_BYTES), weights)
+    held = sizes.streams(trainer, dag, policy.rollout) and policy.rollout.name == VLLM
+    return ((SENT, buckets + ranks * weights * held),)
+
+
+def _acting_width(config: SiiRLArguments) -> int:
+    """Bytes of a weight as it acts on a separate rollout rank."""
+    policy = config.actor_rollout_ref
+    narrow = sizes.trains_sharded(config.trainer, config.dag) or policy.rollout.name == VLLM
+    return _compute_width(policy.model) if narrow else BYTES_PER_PARAMETER
 
 
 def _compute_width(model: ModelArguments) -> int:
@@ -235,6 +263,7 @@ REMEDIES = {
     "activations": "recompute them (actor_rollout_ref.model.gradient_checkpointing), or lower "
     "actor_rollout_ref.actor.micro_batch_tokens or micro_batch_size",
     "rollout ranks": "train adapters (actor_rollout_ref.model.lora.rank)",
+    SENT: "roll out in lockstep, trainer.max_staleness=0",
     "images": "lower data.train_batch_size or actor_rollout_ref.rollout.n",
 }
 """Remedies for a part of the memory, by words in its name; otherwise SMALLER_MODEL."""

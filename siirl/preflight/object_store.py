@@ -1,4 +1,5 @@
-"""The size of Ray's object store, through which separate rollout ranks get their weights.
+"""The size of Ray's object store, from which separate rollout ranks fetch weights if training ranks
+do not send them (`siirl.params.agents.sends_weights`).
 
 Ray writes what exceeds it to the disk without a word, and an exchange may then take seconds.
 """
@@ -20,7 +21,7 @@ ROWS_BYTES = 100e6  # texts, log-probs and messages
 
 def store_bytes(parts: Parts) -> float:
     """Size of a store with room for the weights for rollout ranks and for rows, out of the `parts`
-    of a job's memory; 0 without separate rollout ranks.
+    of a job's memory; 0 if no weights are stored.
     """
     weights = _sum(parts, PUBLISHED)
     return (weights + _sum(parts, IMAGES_PART) + ROWS_BYTES) / FULL if weights else 0.0

@@ -19,7 +19,7 @@ from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.task_loader import update_nodes
 from siirl.models.adapters import check_resumed_adapters
 from siirl.params import SiiRLArguments
-from siirl.params.agents import config_of_group, owners
+from siirl.params.agents import config_of_group, owners, sends_weights
 from siirl.params.critic_sizes import describe_critic
 from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
@@ -112,6 +112,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> PreparedJob:
             begins=begins,
             groups=groups,
             player=None if player == group else (player, config_of_group(config, player)),
+            sends=sends_weights(config),
         )
     plan = plan_of_groups(plans, shared=owners(config.agents))
     refuse(store_problems(config, plan.needs.memory_parts, shared_memory_bytes=shared_memory_bytes))
@@ -162,6 +163,7 @@ def _plan(
     begins: ResumePoint | None,
     groups: tuple[GroupPlan, ...],
     player: tuple[int, SiiRLArguments] | None,
+    sends: bool,
 ) -> Plan:
     """The plan of a job, or of an agent group, that fits this machine; see `make_plan`."""
     machine = Machine(
@@ -186,6 +188,7 @@ def _plan(
         groups=groups,
         group=group,
         episodes_of=player,
+        sends=sends,
     )
     refuse(
         gpu_problems(

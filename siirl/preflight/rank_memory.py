@@ -287,7 +287,8 @@ class PolicyMemory:
 
     def rollout_table(self, *, encoder: float) -> RankMemory:
         """All parts of a rank that only rolls out: the acting weights, a second copy that receives
-        new ones, and memory of generation. vLLM's new weights are in host memory.
+        new ones (not needed by one policy in lockstep), and memory of generation. vLLM's new
+        weights are in host memory.
         """
         size = self.computing.compute if self.in_group else self.base_bytes
         copies = 2.0 * size * self.shape.parameters * (self.policy.rollout.name != VLLM)

@@ -376,7 +376,8 @@ METRICS: dict[str, Metric] = {
     ),
     "sync/bytes": Metric(
         _MAX,
-        "bytes of weights that a sync transfers, 0 if nothing is copied or no update changed them",
+        "bytes of weights that a sync transfers, 0 if nothing is copied or no update changed them; "
+        "training ranks that send weights to rollout ranks count those since the last sync",
     ),
     "sync/swap_seconds": Metric(
         Reduction.DURATION,

@@ -2,6 +2,7 @@
 receives them, which ends with its rank whatever arrives meanwhile.
 """
 
+import asyncio
 import dataclasses
 import threading
 import time
@@ -11,6 +12,9 @@ import torch
 from ranks_at_work import run_on_ranks
 from tiny_training import make_engine
 
+from siirl.dag_worker.separate.arriving_weights import ModuleInPlace, WeightChannel
+from siirl.dag_worker.separate.edge import Edge
+from siirl.dag_worker.separate.exchange import Exchange
 from siirl.dag_worker.separate.exchange_messages import PublishedWeights, Weights
 from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.dag_worker.separate.received_weights import (
@@ -19,8 +23,11 @@ from siirl.dag_worker.separate.received_weights import (
     StoredCopy,
     WeightThread,
 )
+from siirl.dag_worker.separate.sent_weights import WeightSender
+from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import InvariantError
+from tests.dag_worker.two_groups import ThreadLine
 from tests.engine.tiny_policies import Trained, half_frozen
 
 LIMIT_S = 10.0  # only a hang takes longer
@@ -274,3 +281,44 @@ def test_of_two_ranks_the_first_stores_the_weights_of_both():
     assert others == [0, 0, 0]
     assert stored[0] > stored[1] == stored[2] > 0
     assert all(torch.equal(each, trained[name].to(each.dtype)) for name, each in acting.items())
+
+
+def sent_by_two(ranks):
+    """The weights that act on a rollout rank, a thread of rank 0, after each of two versions of a
+    sharded policy were sent to it, and the trained ones.
+    """
+    engine, loop = make_engine(ranks, module=half_frozen()), asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    ledger = RolloutLedger(batch=2, max_staleness=0, ranks=1, streaming=False)
+    line = ThreadLine(Exchange({0: Edge(ledger=ledger, node="get")}), loop)
+    sender = WeightSender(
+        group=0, trained=engine, ranks=ranks, line=line, acting_dtype=torch.bfloat16
+    )
+    found = []
+    for step in range(2):
+        with torch.no_grad():
+            engine.module[1].weight += 1
+        sender.step = step
+        sender.sync()
+        if ranks.rank == 0:
+            line.call("step_done", step)
+            if step == 0:
+                line.call("open", 0, 0, 0, None, [], [])
+                process = line.call("join", 0)
+                line.call("ready", process)
+                copy = ModuleInPlace(0, acting_module(1), WeightChannel(line, process), Engine())
+            thread = threading.Thread(target=copy.arrive, daemon=True)
+            thread.start()
+        sender.serve()
+        acting = None
+        if ranks.rank == 0:
+            thread.join(LIMIT_S)
+            acting = {name: each.clone() for name, each in copy.module.state_dict().items()}
+        found.append((acting, engine.upload_weights()))
+    return found
+
+
+def test_of_two_ranks_the_first_sends_the_weights_of_both():
+    found, _ = run_on_ranks(sent_by_two, ranks=2)
+    for acting, trained in found:
+        assert all(torch.equal(each, trained[name].to(each.dtype)) for name, each in acting.items())

@@ -62,8 +62,9 @@ class RolloutProcess:
         self.line, self.engine, self.fate = ExchangeLine(exchange), Engine(), fate
         self.process = self.line.call("join", rank)
         self.module = policy(seed=100 + rank)
-        part: Any = RolloutParts(
-            *[None] * 2, self.engine, *[None] * 2, acting=self.module, owner=0, closes=()
+        nothing: Any = None
+        part = RolloutParts(
+            *(nothing, nothing, self.engine, nothing, nothing), self.module, owner=0, closes=()
         )
         self.copies = arriving_weights.arriving_copies(
             {0: part}, self.process, line=self.line, streaming=streaming

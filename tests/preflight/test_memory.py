@@ -249,39 +249,50 @@ def test_vllm_on_a_cpu_holds_weights_keys_and_values_in_host_memory() -> None:
     assert "or actor_rollout_ref.rollout.kv_cache_gib of vLLM" in sentence
 
 
+PAIR = ("dag.groups={rollout: 1, train: 1}", "trainer.n_gpus_per_node=2")
+LORA, HALF = "actor_rollout_ref.model.lora.rank=4", "actor_rollout_ref.model.dtype=bfloat16"
+
+
 @pytest.mark.parametrize(
     ("words", "bytes_per_parameter"),
     [
-        (("trainer.max_staleness=0",), 3 * 4),
+        ((), 3 * 4),
         (("trainer.max_staleness=2", "actor_rollout_ref.rollout.mode=sync"), 5 * 4),
         (("trainer.max_staleness=2",), 3 * 4),
-        (("trainer.max_staleness=0", "actor_rollout_ref.model.lora.rank=4"), 4),
-        (
-            (
-                "trainer.max_staleness=0",
-                "actor_rollout_ref.model.lora.rank=4",
-                "actor_rollout_ref.model.dtype=bfloat16",
-            ),
-            2,
-        ),
-        (("trainer.max_staleness=0", "actor_rollout_ref.model.dtype=bfloat16"), 3 * 4),
-        (
-            (
-                "trainer.max_staleness=0",
-                "actor_rollout_ref.model.dtype=bfloat16",
-                "trainer.force_process_group=true",
-            ),
-            3 * 2,
-        ),
+        ((LORA,), 4),
+        ((LORA, HALF), 2),
+        ((HALF,), 3 * 4),
+        ((HALF, "trainer.force_process_group=true"), 3 * 2),
     ],
 )
-def test_published_weights_of_all_steps_that_may_act_are_in_host_memory(
+def test_stored_weights_of_all_steps_that_may_act_are_in_host_memory(
     words: tuple[str, ...], bytes_per_parameter: int
 ) -> None:
     """Of the newest step, the next and one to be freed; in blocks also of max_staleness before."""
-    separate = job("dag.groups={rollout: 1, train: 1}", "trainer.n_gpus_per_node=2", *words)
-    parts = dict(training_memory(separate, SPEC, models=1))
+    parts = dict(training_memory(job(*PAIR, *words), SPEC, models=1, sends=False))
     assert parts["weights for rollout ranks"] == bytes_per_parameter * 2_200_000
+
+
+SCHEDULE = ("trainer.max_staleness=2", "actor_rollout_ref.rollout.mode=sync")
+
+
+@pytest.mark.parametrize(
+    ("words", "bytes_per_parameter"),
+    [
+        (("trainer.max_staleness=0",), 2 * 4),  # a bucket on each side
+        (("trainer.max_staleness=2",), 2 * 4),
+        (("trainer.max_staleness=2", "rollout=vllm", "env=math"), 3 * 4),
+        (SCHEDULE, None),
+    ],
+)
+def test_weights_that_training_ranks_send_need_a_bucket_and_in_a_stream_of_vllm_a_copy(
+    words: tuple[str, ...], bytes_per_parameter: int | None
+) -> None:
+    """The 2.2 million weights of the shipped policy fit in a bucket."""
+    parts = dict(training_memory(job(*PAIR, *words), SPEC, models=1))
+    number = None if bytes_per_parameter is None else bytes_per_parameter * 2_200_000
+    assert parts.get("weights in transfer") == number
+    assert ("weights for rollout ranks" in parts) == (number is None)
 
 
 def test_an_evaluation_holds_weights_once() -> None:

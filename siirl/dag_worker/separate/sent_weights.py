@@ -25,10 +25,11 @@ from siirl.models.checksum import RunningChecksum
 from siirl.models.stored_tensors import local_part
 from siirl.models.weight_rows import in_rows
 from siirl.occupation import OCCUPATION
+from siirl.params import sizes
 
 logger = logging.getLogger(__name__)
 
-BUCKET_BYTES = 64 << 20
+BUCKET_BYTES = sizes.WEIGHT_BUCKET_BYTES
 ATTEMPTS = 3  # a death breaks off one transfer; a closed network breaks off all of them
 
 
