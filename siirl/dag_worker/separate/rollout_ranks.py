@@ -1,7 +1,7 @@
 """Collectives and recorder of rollout ranks, which replace those of a colocated rank.
 
-Rollout ranks share no lasting process group: a dead rank is replaced while the others continue, and its
-replacement restarts the current evaluation. Collectives of small objects go through the run's
+Rollout ranks share no lasting process group: a dead rank is replaced while the others continue, and
+its replacement restarts the current evaluation. Collectives of small objects go through the run's
 exchange. Rewards arrive later, from the training ranks.
 """
 
