@@ -237,6 +237,7 @@ def test_a_killed_training_process_leaves_no_half_weights_and_a_resumed_one_send
     assert training.serve_until(answers) == [(0, 0, bits)] * 2
 
 
+@pytest.mark.slow  # the rollout process gives up after 30 seconds, twice
 def test_three_transfers_that_break_off_end_the_run_with_the_cause(exchange, training, monkeypatch):
     monkeypatch.setattr(sent_weights.OpenGroup, "connect", closed_network)
     (one, _), _ = rollouts(exchange, {}, {})
