@@ -4,9 +4,9 @@ owner.
 Recorded after every training step. Like verl's `perf/throughput`, throughput covers the whole step,
 waiting included, and is divided by all GPUs of the job; each rank adds the rollouts that it
 reports. MFU covers only the actor's update, waiting included, and is divided by all GPUs of the
-rank; those that only vLLM uses are idle in the update. Left out, except from the peaks:
-activations, keys and values, the encoder and the reward model. Left out altogether: vLLM's own
-process (`mode=async`).
+rank; those that only vLLM uses are idle in the update. Activations, keys and values, gradients, the
+encoder and the reward model are counted together, as the part of a GPU's peak that is not held
+between steps by name. Left out altogether: vLLM's own process (`mode=async`).
 """
 
 import contextlib
@@ -26,6 +26,8 @@ from siirl.models.stored_tensors import local_part
 from siirl.occupation import OCCUPATION, Occupation
 from siirl.reporting.metrics import AGENT_PREFIX, Value, Weighted
 
+GPU_PEAK = "memory/gpu_peak_bytes"
+HELD = ("_weights_bytes", "_moments_bytes", "_copy_bytes")  # names of what stays between steps
 HOST_PEAK = "memory/host_peak_bytes"
 HOST_PEAK_OF_RUN = "memory/host_peak_of_run_bytes"
 PROMPT = "rollout/avg_prompt_length"
@@ -90,7 +92,15 @@ class StepAccount:
         if any(AGENT_PREFIX.sub("", name) == PROMPT for record in records for name in record):
             tokens = sum(_sum(records, name) for name in TOKENS)
             found["perf/throughput"] = tokens / seconds / self._gpus_of_job
-        return found | self._gpu_peak("memory/gpu_peak_bytes")
+        peak = self._gpu_peak(GPU_PEAK)
+        if peak:
+            held = sum(
+                _sum(records, name)
+                for name in {AGENT_PREFIX.sub("", key) for record in records for key in record}
+                if name.startswith("memory/") and name.endswith(HELD)
+            )
+            found["memory/gpu_beyond_held_bytes"] = _sum([peak], GPU_PEAK) - held
+        return found | peak
 
     def _gpu_peak(self, name: str) -> dict[str, Value]:
         if self._device.type != "cuda":

@@ -337,6 +337,12 @@ METRICS: dict[str, Metric] = {
     "memory/gpu_peak_bytes": Metric(
         _MAX, "peak memory of tensors on the fullest GPU, in this step"
     ),
+    "memory/gpu_beyond_held_bytes": Metric(
+        _MAX,
+        "memory/gpu_peak_bytes without the weights, moments and acting copies that a rank keeps "
+        "between steps: at the peak, activations with gradients, or keys and values, the encoder "
+        "and the reward model; vLLM's own process is not in it",
+    ),
     "memory/gpu_loading_peak_bytes": Metric(
         _MAX, "peak memory of tensors on the fullest GPU while models are loaded; once a run"
     ),

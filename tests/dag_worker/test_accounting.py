@@ -84,12 +84,32 @@ def test_the_peak_of_loading_is_that_before_the_first_step(monkeypatch):
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update(bytes=1))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak["bytes"])
-    step = StepAccount(torch.device("cuda:0"))
+    clock = Clock()
+    step = StepAccount(torch.device("cuda:0"), clock=clock)
     peak["bytes"] = 7
     assert step.loading() == {"memory/gpu_loading_peak_bytes": 7}
     step.begin()
+    clock.now = 1.0
     assert step.metrics([])["memory/gpu_peak_bytes"] == 1
     assert account()[0].loading() == {}
+
+
+def test_the_peak_beyond_what_agents_hold_is_that_of_passes_and_rollouts(monkeypatch):
+    """Of a peak of 100 bytes, two agents hold 30 + 20 + 10; gradients are freed after an update."""
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 100)
+    records = [
+        {"memory/actor_weights_bytes": 30.0, "memory/actor_gradients_bytes": 30.0},
+        {"memory/actor_moments_bytes": 20.0},
+        {"agent_1/memory/acting_copy_bytes": 10.0},
+    ]
+    clock = Clock()
+    steps = [StepAccount(torch.device(kind), clock=clock) for kind in ("cuda:0", "cpu")]
+    clock.now = 1.0
+    on_gpu, on_cpu = (step.metrics(records) for step in steps)
+    assert on_gpu["memory/gpu_beyond_held_bytes"] == 40
+    assert "memory/gpu_beyond_held_bytes" not in on_cpu
 
 
 def test_only_waiting_for_other_ranks_is_idle():
