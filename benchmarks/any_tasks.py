@@ -4,7 +4,7 @@
     python -m benchmarks.any_tasks metaworld --half kept --arms defaults success --seeds 1 2 3
     # what each part of the defaults contributes
     python -m benchmarks.any_tasks metaworld --half find --groups 1 --seeds 11 --result ablation \
-        --arms defaults without_target_noise without_correlation without_target_kl
+        --arms defaults without_target_noise without_correlation without_target_kl learnable dapo
     # ten minutes of training on two cores, in a result file of its own
     python -m benchmarks.any_tasks metaworld --half kept --steps 120 --work outputs/ten
     python -m benchmarks.any_tasks metaworld --half fresh --steps 120 --arms defaults success

@@ -155,6 +155,8 @@ ARMS: dict[str, dict[str, Arm]] = {
         "video_value": Reinforced(train=("reward=video_value",)),
         "oracle": Reinforced(train=("reward=oracle",)),
         "ppo": Reinforced(train=("pipeline=ppo",)),
+        "learnable": Reinforced(train=("data.task_sampling=learnable",)),
+        "dapo": Reinforced(train=("pipeline=dapo", "reward=success")),  # refills dropped groups
         "cloning": Cloned((*NO_TARGET_NOISE, *MORE_DEMONSTRATIONS), plain=NO_TARGET_NOISE),
         "earlier_defaults": Reinforced(NO_TARGET_NOISE, (*INDEPENDENT, *BY_SCHEDULE)),
         "without_target_noise": Reinforced(NO_TARGET_NOISE),
