@@ -41,7 +41,7 @@ from siirl.engine.training.sharding import Sharding
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_sync import ActingWeights, acting_copy
 from siirl.env_server.pool import EnvPool
-from siirl.models.adapters import narrow_frozen
+from siirl.models.adapters import narrow, narrow_frozen
 from siirl.models.training_flops import training_flops
 from siirl.models.weights import materialise, move_to
 from siirl.params import SiiRLArguments, sizes
@@ -356,14 +356,18 @@ class RankBuilder(abc.ABC):
     def reference(self, actor: Actor, module: Any) -> Reference | None:
         """Build the reference policy of the KL; None if no KL has a weight.
 
-        With adapters and no `ref.path`, the reference is the policy without its adapters.
+        With adapters and no `ref.path`, the reference is the policy without its adapters. Several
+        ranks keep it in the compute dtype, to which FSDP2 would cast its weights in each pass.
         """
         if not sizes.needs_reference(self.config.actor_rollout_ref.actor, self.config.algorithm):
             return None
         path = self.config.actor_rollout_ref.ref.path
         if path is None and module.lora is not None:
             return WithoutAdapter(actor, module)
-        return self.actor(self.engine(self.initial(path), trained=False))
+        reference = self.initial(path)
+        if self.compute_dtype is not None and self.ranks.group is not None:
+            narrow(reference.parameters(), self.compute_dtype)
+        return self.actor(self.engine(reference, trained=False))
 
     # Acting
 

@@ -123,8 +123,13 @@ def narrow_frozen(module: nn.Module, dtype: torch.dtype) -> None:
     """
     if not any(isinstance(part, Adaptable) and part.lora for part in module.modules()):
         return
-    for weight in module.parameters():
-        if not weight.requires_grad and weight.is_floating_point():
+    narrow((weight for weight in module.parameters() if not weight.requires_grad), dtype)
+
+
+def narrow(weights: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    """Cast weights to the compute dtype; those on the meta device are loaded in it."""
+    for weight in weights:
+        if weight.is_floating_point():
             weight.data = weight.data.to(dtype)
 
 

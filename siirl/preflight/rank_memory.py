@@ -224,7 +224,8 @@ class PolicyMemory:
         sharded = trained / sharing
         weights = (self.base_bytes * shape.parameters + WEIGHT_BYTES * self.adapters) / sharing
         apart = self.has_own_reference and not self.policy.ref.offload
-        reference = apart * WEIGHT_BYTES * shape.parameters / sharing  # it has no adapters
+        width = self.computing.compute if self.in_group else WEIGHT_BYTES
+        reference = apart * width * shape.parameters / sharing  # it has no adapters
         accumulated = trained if actor.reduce_once and self.in_group else sharded
         moments = ((MOMENTS, MOMENTS_BYTES * sharded),)
         offloads = actor.offload_optimizer

@@ -14,6 +14,7 @@ from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.sharding import repeated_blocks
 from siirl.engine.training.weight_sync import ActingModule, acting_copy
 from siirl.errors import ConfigError, InvariantError
+from siirl.models.adapters import narrow
 from siirl.models.language_model import LanguageModel, load_language_model, recompute_activations
 from siirl.models.weight_rows import in_rows
 
@@ -113,6 +114,18 @@ def export(ranks, folder):
     return text_scorer(acting, text_rows(), 1.0).log_probs_BT.detach()
 
 
+def reference_in_the_compute_dtype(ranks):
+    """Log-probs of a sharded reference with weights in float32, and in the type of the passes."""
+    found = []
+    for narrowed in (False, True):
+        module = tiny_model("tied", seed=1)
+        if narrowed:
+            narrow(module.parameters(), torch.bfloat16)
+        engine = engine_of(ranks, "tied", module=module, optim=None, compute_dtype=torch.bfloat16)
+        found.append(make_actor(engine).compute_log_prob(own_rows(ranks, 3)).log_probs_BT)
+    return found
+
+
 def on_two_ranks(ranks, folder):
     cases = {
         (kind, share): one_update(ranks, kind, SHARES[share]) for kind in KINDS for share in SHARES
@@ -124,6 +137,7 @@ def on_two_ranks(ranks, folder):
         "recomputed": one_update(ranks, "tied", 5, module=recomputing()),
         "bfloat16": one_update(ranks, "tied", 3, compute_dtype=torch.bfloat16),
         "gaps in bfloat16": gaps_in_bfloat16(ranks),
+        "references in bfloat16": reference_in_the_compute_dtype(ranks),
         "budget": too_small_a_budget(ranks),
         "exported": export(ranks, folder),
     }
@@ -158,6 +172,12 @@ def test_two_ranks_have_the_gradient_and_the_scores_of_one(alone, two_ranks, kin
         assert largest_difference(alone[kind]["weights"], update["weights"]) < 1e-5
     scores = torch.cat([rank["updates"][kind, share]["log_probs"] for rank in two_ranks])
     torch.testing.assert_close(scores, alone[kind]["log_probs"], rtol=0, atol=1e-5)
+
+
+def test_a_sharded_reference_in_the_type_of_its_passes_has_the_same_bits(two_ranks):
+    for rank in two_ranks:
+        wide_BT, narrow_BT = rank["references in bfloat16"]
+        assert torch.equal(wide_BT, narrow_BT) and wide_BT.abs().sum() > 0
 
 
 @pytest.mark.parametrize("share", SHARES)

@@ -279,6 +279,15 @@ def test_a_reference_of_its_own_beside_adapters_is_in_float32(folder: Any) -> No
     assert dict(table.held)["reference"] / GIB == pytest.approx(28.0, abs=0.05)
 
 
+def test_ranks_share_a_reference_in_the_type_of_the_passes(folder: Any) -> None:
+    path = folder(OPENVLA)
+    words = (f"actor_rollout_ref.ref.path={path}", "actor_rollout_ref.actor.use_kl_loss=true")
+    config = libero(path, *words, "trainer.n_gpus_per_node=8", trainer="gpu_libero_one")
+    table = rank_memory(config, LIBERO_10)
+    assert table is not None
+    assert dict(table.held)["reference"] / GIB == pytest.approx(28.0 / 2 / 8, abs=0.01)
+
+
 def test_the_gradient_of_a_head_is_whole_beside_those_that_are_added_up(folder: Any) -> None:
     """152,064 x 3584 weights in float32, and two blocks of 16 MiB of logits; adapters leave the
     head alone, and FSDP2 gathers it.

@@ -22,7 +22,7 @@ from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.frozen_weights import FrozenWeights
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import InvariantError
-from siirl.models.adapters import Adaptable
+from siirl.models.adapters import Adaptable, narrow
 from siirl.models.checksum import RunningChecksum, checksum, joined_checksum
 from siirl.models.weight_rows import Rows, in_rows
 from siirl.models.weights import give_memory, move_to
@@ -114,8 +114,7 @@ def await_weights(
     then differed by 1e-2 to 2e-2 in the mean. Buffers keep their type.
     """
     if compute_dtype is not None:
-        for weight in module.parameters():
-            weight.data = weight.data.to(compute_dtype)
+        narrow(module.parameters(), compute_dtype)
     give_memory(module, torch.device(device))
     move_to(module, torch.device(device))
     for part in module.modules():
