@@ -6,6 +6,7 @@ any other error is a failure too.
 """
 
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,21 @@ class CheckFailed(Exception):
 
 class CheckSkipped(Exception):
     """This machine lacks something; a sentence that names it."""
+
+
+def late(who: str, name: str, seconds: float) -> str:
+    """The reason of a check that took too long, with a command line that allows twice the time.
+
+    Args:
+        who: What did not end, with a space behind it; empty for the whole check.
+        name: Name of the check.
+        seconds: Its time limit.
+    """
+    minutes = math.ceil(2 * seconds / 60)
+    return (
+        f"{who}did not end within {seconds:.0f} s. It hangs, or this machine is slow: give it more "
+        f"time with --only {name} --minutes {minutes}"
+    )
 
 
 @dataclass(frozen=True)
@@ -90,6 +106,11 @@ class Trial:
     def compiler(self) -> str | None:
         """Compiler of a model's blocks, as in the one-GPU preset; None: they are not compiled."""
         return COMPILER if self.on_gpu and has_compilers(gpu=True) else None
+
+    @property
+    def name(self) -> str:
+        """The check's name, also in the process of a rank."""
+        return self.file.name.split(".")[0]
 
     def left_s(self) -> float:
         """Seconds until the process is killed."""

@@ -3,8 +3,9 @@
 A check that crashes (out of memory, CUDA error, segmentation fault) or takes too long is a failed
 row; the others continue in a fresh process. On a GPU every check runs in a separate process with
 the whole memory. On a CPU, importing torch takes most of a small check's time, so one process runs
-them in turn until one fails. Checks that fit into the budget together get their whole time;
-otherwise a check gets its share, plus time that earlier checks left.
+them in turn until one fails. Checks that fit into the budget together get the time that they need,
+and a part of the rest in proportion to it; otherwise a check gets its share. Time that earlier
+checks left is added.
 """
 
 import importlib.util
@@ -20,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from siirl.gpu_checks.check import FORCE_GROUP, Check, Row
+from siirl.gpu_checks.check import FORCE_GROUP, Check, Row, late
 
 STATED_MINUTES = 8.0  # the values of `Check.at_most_s` were chosen for this budget
 STARTING_S = 8.0  # a process imports torch first; with less time, do not start one
@@ -42,8 +43,9 @@ def run_checks(
     """
     ends_at = time.monotonic() + 60 * minutes
     whole_s = sum(check.at_most_s for check in checks)
-    fit = whole_s <= 60 * minutes
-    scale = 1.0 if fit else max(minutes / STATED_MINUTES, 60 * minutes / whole_s)
+    scale = 60 * minutes / whole_s if whole_s else 1.0
+    if scale < 1:
+        scale = max(scale, minutes / STATED_MINUTES)
     spare_s, worker = 0.0, CheckWorker(force_group=force_group)
     try:
         for check in checks:
@@ -105,7 +107,7 @@ class CheckWorker:
         if "ended" in found:
             row.reason = found["reason"]
         elif status is None:
-            row.reason = f"did not end within {seconds:.0f} s"
+            row.reason = late("", check.name, seconds)
         else:
             row.reason = _reason(self._errors.read_text(), status)
         self.end()

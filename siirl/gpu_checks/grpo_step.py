@@ -233,6 +233,11 @@ def note_step(trial: Trial, done: StepDone, *, answers: int) -> None:
         f"{found['actor/grad_norm']:g}",
     )
     trial.require(
+        found["actor/weights_unchanged"] == 0,
+        f"after step {done.step} the acting weights have the same checksum as before it, although "
+        f"the optimiser stepped with the gradient norm {found['actor/grad_norm']:g}",
+    )
+    trial.require(
         found["policy/version"] == done.step,
         f"after step {done.step} the weights of step {found['policy/version']:g} act",
     )

@@ -23,7 +23,7 @@ from torch import distributed
 from siirl.engine.training.collectives import TIMEOUT, GroupOfProcesses, join, leave
 from siirl.engine.training.port_guard import guard_new_ports
 from siirl.engine.training.rank_device import prepare_device
-from siirl.gpu_checks.check import CheckFailed, CheckSkipped, Trial
+from siirl.gpu_checks.check import CheckFailed, CheckSkipped, Trial, late
 from siirl.gpu_checks.check_runner import death
 from siirl.gpu_checks.process_group import lacks_group
 
@@ -90,7 +90,7 @@ def run_on_ranks(
         try:
             for process in processes:
                 process.start()
-            _await(processes, folder, limit_s=limit_s)
+            _await(processes, folder, limit_s=limit_s, name=trial.name)
         finally:
             for process in processes:
                 if process.pid is not None:
@@ -159,16 +159,18 @@ def _tell(file: Path, error: BaseException | None) -> None:
         file.write_text(f"{'' if verdict else f'{type(error).__name__}: '}{error}")
 
 
-def _await(processes: Sequence[Any], folder: Path, *, limit_s: float) -> None:
-    """Return when all processes have ended well; raise CheckFailed otherwise."""
+def _await(processes: Sequence[Any], folder: Path, *, limit_s: float, name: str) -> None:
+    """Return when all processes have ended well; raise CheckFailed otherwise. `name` is the
+    check's.
+    """
     ends_at = time.monotonic() + limit_s
     running = list(processes)
     while running:
         left_s = ends_at - time.monotonic()
         ended = connection.wait([each.sentinel for each in running], timeout=max(left_s, 0.0))
         if not ended:
-            late = [str(number) for number, each in enumerate(processes) if each in running]
-            raise CheckFailed(f"rank {', '.join(late)} did not end within {limit_s:.0f} s")
+            slow = [str(number) for number, each in enumerate(processes) if each in running]
+            raise CheckFailed(late(f"rank {', '.join(slow)} ", name, limit_s))
         running = [each for each in running if each.sentinel not in ended]
         if any(each.exitcode for each in processes):
             connection.wait([each.sentinel for each in running], timeout=CAUSE_S)

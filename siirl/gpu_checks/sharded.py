@@ -133,7 +133,7 @@ def updated_together(
         if alone is not None:
             expected = part.of(alone.weights[part.name]).to(part.values.device)
             squares += float((part.values - expected).square().sum())
-    _, seconds = timed_update(trial, engine, rows)
+    seconds = timed_update(trial, engine, rows)
     peaks = group.gather_objects(trial.peak_bytes())
     if alone is None:
         return None

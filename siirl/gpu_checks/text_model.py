@@ -91,7 +91,7 @@ def _update(trial: Trial, lora: LoraArguments) -> None:
         torch.randint(5, most, (rows, prompt)).tolist(),
         torch.randint(5, most, (rows, answer)).tolist(),
     )
-    metrics, seconds = timed_update(trial, engine, batch)
+    seconds = timed_update(trial, engine, batch)
     length = prompt + answer
     flops = (ADAPTERS if lora.rank else TRAINED_WEIGHTS) * decoder_flops(
         model.config, tokens=rows * length, pairs=rows * length**2, head_tokens=rows * answer
@@ -100,5 +100,4 @@ def _update(trial: Trial, lora: LoraArguments) -> None:
     peak = peak_of(trial.device, trial.dtype)
     if peak is not None:
         trial.note(mfu=flops / seconds / peak)
-    trial.require(metrics["actor/updates"] == 1, f"the update was skipped: {metrics}")
     compare_with_peak(trial, planned(recompute=recompute))

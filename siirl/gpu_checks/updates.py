@@ -15,13 +15,15 @@ from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.training.batch_loss import BatchLoss, TrainStep
+from siirl.engine.training.optimizer import trained_parameters
 from siirl.engine.training.rank_device import set_deterministic
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.files.paths import find
-from siirl.gpu_checks.check import Trial
+from siirl.gpu_checks.check import CheckFailed, Trial
 from siirl.gpu_checks.shapes import texts, trajectories
 from siirl.models.checksum import checksum
 from siirl.models.language_model import load_language_model
+from siirl.models.stored_tensors import local_part
 from siirl.models.tiny_vla import load_policy
 from siirl.models.weight_rows import full_tensor
 from siirl.params import ActorArguments, OptimizerArguments
@@ -66,9 +68,33 @@ def _settings(*, device: torch.device, dtype: torch.dtype | None, **options: Any
 
 
 def update(engine: TrainEngine[Any], batch: TensorDict) -> dict[str, float]:
-    """One optimiser step on all rows, on the policy's own samples."""
+    """One optimiser step on all rows, on the policy's own samples.
+
+    Raises:
+        CheckFailed: The step was skipped, or it changed no weight.
+    """
+    before = _trained_checksums(engine)
     actor = _actor(engine)
-    return actor.update(_own_samples(actor, batch))
+    metrics = actor.update(_own_samples(actor, batch))
+    _require_change(engine, before, metrics)
+    return metrics
+
+
+def _trained_checksums(engine: TrainEngine[Any]) -> list[int]:
+    """Checksum of the trained weights of each rank, in their own type (float32)."""
+    weights = {name: local_part(weight) for name, weight in trained_parameters(engine.module)}
+    return engine.ranks.gather_objects(checksum(weights))
+
+
+def _require_change(engine: TrainEngine[Any], before: list[int], metrics: dict[str, float]) -> None:
+    """Fail unless the weights differ from those with the checksums `before`."""
+    if metrics["actor/updates"] != 1:
+        raise CheckFailed(f"the update was skipped: {metrics}")
+    if _trained_checksums(engine) == before:
+        raise CheckFailed(
+            f"the optimiser stepped with the gradient norm {metrics['actor/grad_norm']:g}, but no "
+            "trained weight changed: their checksum is that of before the step"
+        )
 
 
 def _actor(engine: TrainEngine[Any]) -> Actor:
@@ -84,11 +110,14 @@ def _own_samples(actor: Actor, batch: TensorDict) -> TensorDict:
     return rows
 
 
-def timed_update(
-    trial: Trial, engine: TrainEngine[Any], batch: TensorDict
-) -> tuple[dict[str, float], float]:
-    """Metrics and seconds of the second of two updates; the peak memory is that update's."""
+def timed_update(trial: Trial, engine: TrainEngine[Any], batch: TensorDict) -> float:
+    """Seconds of the second of two updates; the peak memory is that update's.
+
+    Raises:
+        CheckFailed: See `update`.
+    """
     update(engine, batch)
+    before = _trained_checksums(engine)
     actor = _actor(engine)
     rows = _own_samples(actor, batch)
     trial.wait_for_device()
@@ -96,7 +125,9 @@ def timed_update(
     begin = time.perf_counter()
     metrics = actor.update(rows)
     trial.wait_for_device()
-    return metrics, time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    _require_change(engine, before, metrics)
+    return seconds
 
 
 def text_batch() -> TensorDict:

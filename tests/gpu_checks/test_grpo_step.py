@@ -33,7 +33,7 @@ WHOLE = {
     **dict.fromkeys(PARTS.values(), 1.0),
     **{"time/step_s": 10.0, "perf/throughput": 100.0, "rollout/avg_response_length": 50.0},
     **{"perf/update_tflops_per_s": 1.0, "sync/bytes": 0.0, "policy/version": 1.0},
-    **{"actor/updates": 1.0, "actor/grad_norm": 0.5},
+    **{"actor/updates": 1.0, "actor/grad_norm": 0.5, "actor/weights_unchanged": 0.0},
 }
 
 
@@ -122,6 +122,10 @@ def test_a_whole_step_has_shares_of_its_time(tmp_path: Path) -> None:
     [
         ({"actor/updates": 0.0}, "step 1 had 0 updates"),
         ({"actor/grad_norm": 0.0}, "the gradient norm 0"),
+        (
+            {"actor/weights_unchanged": 1.0},
+            "after step 1 the acting weights have the same checksum",
+        ),
         ({"policy/version": 0.0}, "after step 1 the weights of step 0 act"),
     ],
 )

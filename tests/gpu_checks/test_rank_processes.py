@@ -59,7 +59,8 @@ def test_an_error_of_a_rank_is_named(trial: Trial) -> None:
 
 def test_a_rank_that_does_not_end_is_killed_and_named(trial: Trial) -> None:
     run_on_ranks(trial, rank_work.sums, 0, ranks=1)  # the server of processes has imported torch
-    with pytest.raises(CheckFailed, match=r"^rank (0, )?1 did not end within 15 s$"):
+    told = r"^rank (0, )?1 did not end within 15 s\. .* --only figures --minutes 1$"
+    with pytest.raises(CheckFailed, match=told):
         run_on_ranks(trial, rank_work.sleeps, ranks=2, own_s=15.0)
 
 
