@@ -51,6 +51,7 @@ CHECKS = (
         "all GPUs: sharded weights to another process and to acting copies",
         f"{_HERE}.sharded_weights:sharded_sync",
         60,
+        shares_memory=True,
     ),
     Check(
         "sharded_checkpoint",
@@ -64,6 +65,7 @@ CHECKS = (
         "weights to another process",
         f"{_HERE}.weight_transfer:to_process",
         60,  # on a new machine two processes import torch from files that are not cached
+        shares_memory=True,
     ),
     Check(
         "sync_vllm",
@@ -71,6 +73,7 @@ CHECKS = (
         f"{_HERE}.weight_transfer:to_vllm",
         120,  # vLLM compiles its passes first
         needs=("vllm", "gymnasium"),
+        shares_memory=True,
     ),
     Check(
         "pictures",
@@ -121,5 +124,6 @@ CHECKS = (
         f"{_HERE}.grpo_step:step_with_vllm",
         210,  # vLLM compiles its passes first
         needs=("vllm", *_OF_A_RUN),
+        shares_memory=True,
     ),
 )

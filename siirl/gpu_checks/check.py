@@ -56,6 +56,8 @@ class Check:
     """Its share of a budget of eight minutes; unused time goes to later checks."""
     needs: tuple[str, ...] = ()
     """Packages beyond the minimal installation."""
+    shares_memory: bool = False
+    """Whether another process maps its GPU memory (CUDA IPC)."""
 
 
 @dataclass

@@ -27,6 +27,7 @@ STATED_MINUTES = 8.0  # the values of `Check.at_most_s` were chosen for this bud
 STARTING_S = 8.0  # a process imports torch first; with less time, do not start one
 LONGEST_REASON = 300
 LOOK_EVERY_S = 0.02
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 CHILD = (sys.executable, "-m", "siirl.gpu_checks.child")
 
 
@@ -85,7 +86,7 @@ class CheckWorker:
         """Run `check` for at most `seconds`, the start of the process included."""
         begin = time.monotonic()
         if self._process is None:
-            self._start()
+            self._start(check)
         assert self._process is not None and self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has died, which its status says
             self._process.stdin.write(f"{check.name} {check.function} {begin + seconds}\n".encode())
@@ -125,7 +126,7 @@ class CheckWorker:
         self._process = None
         self._holder.cleanup()
 
-    def _start(self) -> None:
+    def _start(self, check: Check) -> None:
         self._holder = tempfile.TemporaryDirectory(prefix="siirl-gpu-check-")
         self._folder = Path(self._holder.name)
         self._errors = self._folder / "stderr"
@@ -133,11 +134,23 @@ class CheckWorker:
             self._process = subprocess.Popen(
                 [*CHILD, str(self._folder), *self._options],
                 bufsize=0,
+                env=_environment(check),
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,
                 start_new_session=True,  # so that its child processes end with it
             )
+
+
+def _environment(check: Check) -> dict[str, str]:
+    """Variables of a check's process; those of the command come first.
+
+    The allocator would keep blocks of one size while another size fails, but for expandable
+    segments. Of these PyTorch maps memory in another process by `pidfd_getfd`, which Linux often
+    refuses to users (https://github.com/pytorch/pytorch/issues/165685).
+    """
+    settings = {} if check.shares_memory else {ALLOCATOR: "expandable_segments:True"}
+    return {**settings, **os.environ}
 
 
 def _reason(said: str, status: int) -> str:

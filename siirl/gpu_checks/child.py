@@ -7,7 +7,6 @@ which the parent reads.
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,7 +48,5 @@ def end(trial: Trial, how: str, reason: str = "") -> None:
 
 
 if __name__ == "__main__":
-    # the allocator would otherwise keep blocks of one size while another size fails
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     _, place, *options = sys.argv
     sys.exit(main(Path(place), sys.stdin, force_group=FORCE_GROUP in options))

@@ -1,9 +1,11 @@
 """The runner: one row per check, also if its process dies."""
 
+from dataclasses import replace
+
 import pytest
 
 from siirl.gpu_checks.check import Check, Row, late
-from siirl.gpu_checks.check_runner import CheckWorker, run_checks
+from siirl.gpu_checks.check_runner import ALLOCATOR, CheckWorker, run_checks
 
 
 def check(name: str, needs: tuple[str, ...] = ()) -> Check:
@@ -76,6 +78,25 @@ def test_a_check_is_told_whether_a_group_is_forced(forced: bool) -> None:
     checks = [check("tells_whether_a_group_is_forced")]
     [row] = run_checks(checks, minutes=8, apart=False, force_group=forced)
     assert row.figures == {"forced": forced}
+
+
+@pytest.mark.parametrize(
+    ("shares", "chosen", "expected"),
+    [
+        (False, None, "expandable_segments:True"),
+        (True, None, None),
+        (True, "expandable_segments:True", "expandable_segments:True"),
+    ],
+)
+def test_memory_that_another_process_maps_is_not_in_expandable_segments_unless_chosen(
+    shares: bool, chosen: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ALLOCATOR, raising=False)
+    if chosen is not None:
+        monkeypatch.setenv(ALLOCATOR, chosen)
+    checked = replace(check("tells_the_allocator_setting"), shares_memory=shares)
+    [row] = run_checks([checked], minutes=8, apart=True)
+    assert row.figures == {"setting": expected}
 
 
 def test_nothing_starts_when_the_budget_is_spent() -> None:

@@ -36,6 +36,10 @@ def tells_whether_a_group_is_forced(trial: Trial) -> None:
     trial.note(forced=trial.force_group)
 
 
+def tells_the_allocator_setting(trial: Trial) -> None:
+    trial.note(setting=os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))
+
+
 def sleeps(trial: Trial) -> None:
     trial.note(so_far=1)
     time.sleep(600)
