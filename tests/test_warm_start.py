@@ -84,12 +84,16 @@ def test_tasks_without_mixed_groups_are_named_with_the_remedy():
     found = {
         "reach": TaskGroups(mixed=1, groups=4, successes=30, episodes=32),
         "push": TaskGroups(mixed=0, groups=4, successes=16, episodes=32),
+        "hammer": TaskGroups(mixed=0, groups=4, successes=0, episodes=32),
     }
     assert describe_groups(found) == [
         "reach: 30 of 32 rollouts succeed; 1 of 4 groups have a success and a failure",
         "push: 16 of 32 rollouts succeed; 0 of 4 groups have a success and a failure",
-        "A 0/1 reward learns from such groups only, so hardly from push: docs/learning.md, step 2, "
-        "has the remedies.",
+        "hammer: 0 of 32 rollouts succeed; 0 of 4 groups have a success and a failure",
+        "No success: hammer. Reinforcement learning has little to learn from there: give more "
+        "--demonstrations and --updates (docs/learning.md, step 1).",
+        "No group with both: push. A 0/1 reward learns only from such groups (docs/learning.md, "
+        "step 2).",
     ]
 
 

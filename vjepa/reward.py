@@ -60,7 +60,8 @@ def standardise(
     *, distance: NDArray[np.float64], window: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """z of each distance, by the window's mean and deviation; 0 if it has neither."""
-    mean, spread = window.mean(), max(window.std(), SPREAD_FLOOR * window.mean())
+    mean = window.mean()
+    spread = max(window.std(), SPREAD_FLOOR * abs(mean))
     return (distance - mean) / spread if spread > 0 else np.zeros_like(distance)
 
 

@@ -8,9 +8,9 @@ best one counts it twice. Frames unlike all others have the value 0.
 
 The regression learns only from earlier steps, so it never scores an episode that it has learnt
 from. Its skill is how often it ranks the first half of a success above that of a failure from the
-same start state, in episodes that it has not learnt from, less what chance would explain. A
-failure's reward is multiplied by the skill, so it is 0 without skill. Left out: video encoding,
-ranks.
+same start state, in episodes that it has not learnt from, less what chance would explain if it
+guessed anew in each start state. A failure's reward is multiplied by the skill, so it is 0 without
+skill. Left out: video encoding, ranks.
 
 `benchmarks/reward_value.py` compares it with `vjepa.reward`.
 """
@@ -37,7 +37,7 @@ GAMMA = 0.8  # per moment: half an episode before success counts 0.4; 0.6 to 0.9
 RIDGE = 0.1  # added to the kernel's diagonal of 1; 0.01 and 1 rank worse
 FEWEST_SUCCESSES = 2  # to learn from; one success shows its scene, not its task
 SKILL_DECAY = 0.9  # weight of earlier pairs in the skill, per step
-CHANCE = 1.645  # standard errors that are no skill: 5 % of the steps of a value that only guesses
+CHANCE = 1.645  # standard errors that are no skill; a guess exceeds them in one step of twenty
 LATER_NAMES = {"variance", "waiting_NF", "waiting_success_N"}  # not in checkpoints before them
 BEST_MOMENTS = 2  # moments of an episode whose values are averaged; see `closeness`
 
@@ -70,8 +70,8 @@ class ValueRegression:
 def closeness(value_BM: NDArray[np.float64]) -> NDArray[np.float64]:
     """How close [B] an episode came: the mean of its `BEST_MOMENTS` highest values.
 
-    The mean of all moments would reward hesitation: in 512 episodes of four tasks it ranked a video
-    without motion above 88 % of the failures, and this closeness above 57 %.
+    The mean of all moments would reward hesitation: a video without motion then outranked more of
+    the failures.
     """
     return np.sort(value_BM, axis=1)[:, -BEST_MOMENTS:].mean(1)
 
@@ -99,13 +99,15 @@ class TaskMemory:
         lower."""
         self.pairs = 0.0
         self.variance = 0.0
-        """Of `won`, if the value only guessed."""
+        """Of `won`, if the value guessed in each group: the sum of the groups' squares."""
 
     @property
     def skill(self) -> float:
-        """Lower confidence bound of Somers' D between success and value within groups.
+        """Somers' D between success and value within groups, less what guesses would reach.
 
-        1: perfect, 0: none or unknown. A value that guesses has skill in one step of twenty.
+        1: perfect in many groups, 0: none or unknown; two groups never suffice. Steps share pairs
+        (`SKILL_DECAY`), so half of the runs with a value that guesses have a little skill at some
+        point in 60 steps.
         """
         surely_won = self.won - CHANCE * math.sqrt(self.variance)
         return max(0.0, surely_won / self.pairs) if self.pairs else 0.0
@@ -296,11 +298,10 @@ def count_pairs(
     for group in np.unique(group_B):
         successes = half_B[(group_B == group) & success_B]
         failures = half_B[(group_B == group) & ~success_B]
-        difference = np.subtract.outer(successes, failures)
-        memory.won += float(np.sign(difference).sum())
-        memory.pairs += difference.size
-        # Mann and Whitney, 1947: of the pairs won less those lost, without ties
-        memory.variance += difference.size * (sum(difference.shape) + 1) / 3
+        order = np.sign(np.subtract.outer(successes, failures))
+        memory.won += float(order.sum())
+        memory.pairs += order.size
+        memory.variance += float(order.sum()) ** 2
 
 
 def moments_of(rows_NF: Array) -> Array:

@@ -200,14 +200,15 @@ def mixed_groups(graded: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
 
 
 def groups_by_task(graded: Sequence[Mapping[str, Any]]) -> dict[str, list[bool]]:
-    """Whether each group of a task has both a success and a failure."""
-    outcomes: dict[tuple[str, int], set[bool]] = {}
+    """Whether each group of a task has both a success and a failure; a single rollout is none."""
+    outcomes: dict[tuple[str, int], list[bool]] = {}
     for row in graded:
         group = (task_name(row["task_name"]), int(row["index"]))
-        outcomes.setdefault(group, set()).add(bool(row["complete"]))
+        outcomes.setdefault(group, []).append(bool(row["complete"]))
     mixed: dict[str, list[bool]] = {}
     for (task, _), seen in outcomes.items():
-        mixed.setdefault(task, []).append(len(seen) == 2)
+        if len(seen) > 1:
+            mixed.setdefault(task, []).append(len(set(seen)) == 2)
     return mixed
 
 

@@ -59,7 +59,12 @@ class SegmentCollector(RolloutCollector):
         }
         return NodeOutput(
             batch=result.training_batch(),
-            metrics={name: value for name, value in metrics.items() if value is not None},
+            metrics={
+                name: value
+                for name, value in metrics.items()
+                # successive episodes of an environment are not a group
+                if value is not None and not name.endswith("/mixed_groups")
+            },
         )
 
     def requests(

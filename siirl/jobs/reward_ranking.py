@@ -374,6 +374,14 @@ def tables(results: Mapping[str, Any]) -> list[Table | str]:
         "ranked groups: of those with at least two failures. correlation: reward and true",
         'closeness at the end (info["oracle_distance"]), 95 % interval over groups.',
     ]
+    skills = {
+        task: results["metrics"].get(f"reward/{task}/value_skill") for task in results["tasks"]
+    }
+    if found := [f"{task} {skill:.2f}" for task, skill in skills.items() if skill is not None]:
+        shown.append(
+            f"skill of the value at the end: {', '.join(found)}. At 0 failures earn 0, as with "
+            "reward=success."
+        )
     if results["idle_videos"]:
         paid = results["idle_videos"]
         kinds = list(dict.fromkeys(kind for of_task in paid.values() for kind in of_task))

@@ -20,8 +20,7 @@ from siirl.jobs.evaluation import NOTHING_IS_TRAINED, started
 from siirl.jobs.policy_place import configuration
 from siirl.params import sizes
 from siirl.reporting.progress import Progress
-
-FEW_MIXED = 0.1  # share of groups; training warns below it
+from siirl.reporting.sentinels import UNMIXED_SHARE
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,17 @@ def describe_groups(found: Mapping[str, TaskGroups]) -> list[str]:
         f"{of_task.groups} groups have a success and a failure"
         for task, of_task in found.items()
     ]
-    if few := [task for task, it in found.items() if it.mixed < FEW_MIXED * it.groups]:
+    few = {task: it for task, it in found.items() if it.mixed < UNMIXED_SHARE * it.groups}
+    failing = [task for task, it in few.items() if not it.successes]
+    decided = [task for task, it in few.items() if it.successes]
+    if failing:
         lines.append(
-            f"A 0/1 reward learns from such groups only, so hardly from {', '.join(few)}: "
-            "docs/learning.md, step 2, has the remedies."
+            f"No success: {', '.join(failing)}. Reinforcement learning has little to learn from "
+            "there: give more --demonstrations and --updates (docs/learning.md, step 1)."
+        )
+    if decided:
+        lines.append(
+            f"No group with both: {', '.join(decided)}. A 0/1 reward learns only from such groups "
+            "(docs/learning.md, step 2)."
         )
     return lines

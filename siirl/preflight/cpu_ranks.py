@@ -33,8 +33,10 @@ from siirl.preflight.rank_memory import (
 )
 
 
-def cpu_ranks_memory(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False) -> Parts:
-    """Bytes of the models of all ranks, by name."""
+def cpu_ranks_memory(
+    config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, sends: bool | None = None
+) -> Parts:
+    """Bytes of the models of all ranks, by name; the arguments are those of `rank_memory`."""
     trainer, dag = config.trainer, config.dag
     kinds: dict[str | None, int] = {None: sizes.ranks(trainer)}
     if sizes.separate(dag):
@@ -44,7 +46,7 @@ def cpu_ranks_memory(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool
         }
     found: defaultdict[str, float] = defaultdict(float)
     for kind, count in kinds.items():
-        table = cpu_table(config, spec, with_critic=with_critic, kind=kind)
+        table = cpu_table(config, spec, with_critic=with_critic, kind=kind, sends=sends)
         phase, _ = table.peak
         for name, size in (*table.held, *dict(table.phases)[phase]):
             found[name] += count * size
@@ -52,7 +54,12 @@ def cpu_ranks_memory(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool
 
 
 def cpu_table(
-    config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, kind: str | None = None
+    config: SiiRLArguments,
+    spec: EnvSpec,
+    *,
+    with_critic: bool = False,
+    kind: str | None = None,
+    sends: bool | None = None,
 ) -> RankMemory:
     """The table of a rank on CPUs; the arguments are those of `rank_memory`."""
     model = config.actor_rollout_ref.model
@@ -62,6 +69,7 @@ def cpu_table(
         spec,
         with_critic=with_critic,
         kind=kind,
+        sends=sends,
         assumed=unknown_shape(parameters, frozen=parameters - trained_parameters(model)),
     )
     assert table is not None  # a shape is assumed

@@ -53,6 +53,7 @@ def gpu_problems(
     with_critic: bool = False,
     shape: ModelShape | None = None,
     problems: Problems = lambda config, named: (),
+    sends: bool | None = None,
 ) -> list[SiirlError]:
     """Refuse a job that does not fit its GPUs, with the settings that would and that are accepted.
 
@@ -63,6 +64,7 @@ def gpu_problems(
         with_critic: Whether the job trains a critic.
         shape: Shape of the model; None: read it from `actor_rollout_ref.model.path`.
         problems: Finds other problems, of which no remedy may make new ones.
+        sends: The run's `sends_weights`; None: that of `config`.
     """
     if gpu is None:
         return []
@@ -70,7 +72,9 @@ def gpu_problems(
 
     def needs(setting: Setting, kind: str | None = None) -> RankMemory | None:
         wanted = changed(config, setting)
-        return rank_memory(wanted, spec, with_critic=with_critic, shape=shape, kind=kind)
+        return rank_memory(
+            wanted, spec, with_critic=with_critic, shape=shape, kind=kind, sends=sends
+        )
 
     def fits(table: RankMemory | None) -> bool:
         return table is None or table.peak[1] <= USABLE * gpu.memory_bytes

@@ -254,10 +254,12 @@ def _needs(
 ) -> Needs:
     """Needs of a group; one that does not play (`plays`) records no videos."""
     on_gpu, models = machine.gpu is not None, 1 + has_critic
-    ranks = None if on_gpu else cpu_ranks_memory(config, spec, with_critic=has_critic)
+    ranks = None if on_gpu else cpu_ranks_memory(config, spec, with_critic=has_critic, sends=sends)
     return Needs(
         memory_parts=training_memory(config, spec, models=models, ranks=ranks, sends=sends),
-        rank_memory=rank_memory(config, spec, with_critic=has_critic) if on_gpu else None,
+        rank_memory=rank_memory(config, spec, with_critic=has_critic, sends=sends)
+        if on_gpu
+        else None,
         disk_bytes=disk_bytes(
             config,
             models=models,

@@ -197,6 +197,7 @@ def _plan(
             gpu=machine.gpu,
             with_critic=with_critic,
             problems=lambda changed, named: key_problems(changed, spec, named=named),
+            sends=sends,
         )
     )
     refuse(

@@ -23,7 +23,7 @@ from siirl.algos.linear_log_probs import BLOCK_ELEMENTS
 from siirl.files.paths import find
 from siirl.files.weight_files import parameters_in, weight_files
 from siirl.params import sizes
-from siirl.params.agents import rows_per_episode
+from siirl.params.agents import rows_per_episode, sends_weights
 from siirl.params.critic_sizes import critic_update
 from siirl.params.data_args import DataArguments
 from siirl.params.domains import SERVER, VLLM, is_text
@@ -100,6 +100,7 @@ def rank_memory(
     shape: ModelShape | None = None,
     kind: str | None = None,
     assumed: ModelShape | None = None,
+    sends: bool | None = None,
 ) -> RankMemory | None:
     """The table of a rank; None for a model whose number of weights is unknown.
 
@@ -110,7 +111,9 @@ def rank_memory(
         shape: Shape of the model; None: read it from `actor_rollout_ref.model.path`.
         kind: Kind of the rank, with separate groups; None: the one that needs more.
         assumed: Shape to assume of a model, or of its critic, of which nothing is known.
+        sends: The run's `sends_weights`; None: that of `config`.
     """
+    sends = sends_weights(config) if sends is None else sends
     shape = model_shape(config.actor_rollout_ref.model) if shape is None else shape
     if shape is None or (shape.is_known and bool(shape.images) == is_text(spec)):
         shape = assumed
@@ -128,6 +131,7 @@ def rank_memory(
         in_group=sizes.trains_sharded(config.trainer, config.dag),
         needs_reference=sizes.needs_reference(config.actor_rollout_ref.actor, config.algorithm),
         rolls_out=not sizes.separate(config.dag),
+        overwrites=sends and config.trainer.max_staleness == 0,
         agents=max(rows_per_episode(spec), len(spec.agent_names)),
     )
     encoder = encoder_bytes(config.reward)
@@ -155,13 +159,14 @@ def rank_memory(
 
 def _episodes_at_once(config: SiiRLArguments, *, tasks: int) -> int:
     """Concurrent episodes over all ranks: as many as there are environments, and no more than a
-    step or an evaluation has; continuous rollouts begin those of the next step before.
+    step or an evaluation has; continuous rollouts may begin those of the next
+    `trainer.max_staleness` steps (`siirl.engine.rollout.admission`).
     """
     trainer, dag, rollout = config.trainer, config.dag, config.actor_rollout_ref.rollout
     slots = sizes.slots(config.env, ranks=sizes.rollout_ranks(trainer, dag))
-    if sizes.streams(trainer, dag, rollout):
-        return slots
     of_step = sizes.trajectories_per_step(config.data, rollout)
+    if sizes.streams(trainer, dag, rollout):
+        of_step *= 1 + trainer.max_staleness
     return min(slots, max(of_step, trainer.val_episodes * trainer.val_samples * tasks))
 
 
@@ -212,6 +217,8 @@ class PolicyMemory:
     """Whether a KL to a reference has a weight."""
     rolls_out: bool = True
     """Whether the training ranks also roll out."""
+    overwrites: bool = False
+    """Whether new weights of a rollout rank overwrite those that act."""
     agents: int = 1
     """Largest number of rows of an episode."""
 
@@ -288,14 +295,15 @@ class PolicyMemory:
 
     def rollout_table(self, *, encoder: float) -> RankMemory:
         """All parts of a rank that only rolls out: the acting weights, a second copy that receives
-        new ones (not needed by one policy in lockstep), and memory of generation. vLLM's new
-        weights are in host memory.
+        new ones unless they overwrite those, and memory of generation. vLLM's new weights are in
+        host memory.
         """
         size = self.computing.compute if self.in_group else self.base_bytes
-        copies = 2.0 * size * self.shape.parameters * (self.policy.rollout.name != VLLM)
+        name, number = ("acting weights", 1) if self.overwrites else ("acting weights, twice", 2)
+        copies = float(number * size * self.shape.parameters * (self.policy.rollout.name != VLLM))
         generation = dataclasses.replace(self, rolls_out=True).generation()
         return RankMemory(
-            held=_present((("acting weights, twice", copies),)),
+            held=_present(((name, copies),)),
             phases=(("rollout", _present((*generation, ("encoder", encoder)))),),
             lower_bound=not self.shape.is_known,
         )

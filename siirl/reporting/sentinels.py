@@ -28,9 +28,13 @@ STALLED_STEPS = 10  # the KL of one step is a noisy estimate
 FALLEN_STEPS = 10
 FALLEN_ERRORS = 3.0  # standard errors; steps differ by their prompts
 FALLEN_SHARE = 0.8  # of the initial success; a smaller fall is not worth a warning
-UNMIXED_STEPS = 10  # with four groups of a task per step: forty, of which at most three are mixed
+# With four groups of a task per step: 80 groups, of which at most seven are mixed. A task with a
+# share of 0.2 has so few in 1 % of such windows.
+UNMIXED_STEPS = 20
 UNMIXED_SHARE = 0.1
-UNRANKED_STEPS = 10  # the correlation of a step has a standard error of about 0.3
+UNRANKED_STEPS = 20  # the correlation of a step has a standard error of about 0.3
+UNSKILLED_STEPS = 10
+RARE = 0.1  # success below which more successes are what a task needs
 SOLVED = 0.9  # success above which low entropy is expected
 
 
@@ -204,18 +208,22 @@ _REMEDY_OF_DROP = {
 
 @dataclass
 class UnmixedGroups:
-    """A task whose groups hardly ever have both a success and a failure.
+    """Tasks whose groups hardly ever have both a success and a failure, each named once.
 
     Left out: solved tasks beside solved tasks only; the run has reached its end.
     """
 
     found: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)
     """Share of mixed groups and success rate of a task's last steps."""
+    named: set[str] = field(default_factory=set)
 
     def look(self, metrics: Metrics) -> str | None:
         """See Sentinel; ignores tasks without a group in the step."""
-        for task, mixed, success in _groups_of_tasks(metrics):
-            self.found.setdefault(task, deque(maxlen=UNMIXED_STEPS)).append((mixed, success))
+        for task, success in _success_of_tasks(metrics):
+            mixed = metrics.get(f"rollout/{task}/mixed_groups")
+            if isinstance(mixed, float):
+                of_task = self.found.setdefault(task, deque(maxlen=UNMIXED_STEPS))
+                of_task.append((mixed, success))
         means = {
             task: [fmean(kind) for kind in zip(*of_task, strict=True)]
             for task, of_task in self.found.items()
@@ -225,45 +233,45 @@ class UnmixedGroups:
             (task, mixed, success)
             for task, (mixed, success) in means.items()
             if len(self.found[task]) == UNMIXED_STEPS and mixed < UNMIXED_SHARE
+            if task not in self.named
         ]
         if not idle or all_solved:
             return None
+        self.named.update(task for task, *_ in idle)
         return " ".join(
             _remedy_of_task(task, mixed=mixed, success=success) for task, mixed, success in idle
         )
 
 
-def _groups_of_tasks(metrics: Metrics) -> Iterator[tuple[str, float, float]]:
-    """Task, share of mixed groups and success rate of each task of a step."""
-    for name, mixed in metrics.items():
-        if name.startswith("rollout/") and name.endswith("/mixed_groups"):
-            task = name.removeprefix("rollout/").removesuffix("/mixed_groups")
-            success = metrics.get(f"rollout/{task}/success_rate")
-            if isinstance(mixed, float) and isinstance(success, float):
-                yield task, mixed, success
+def _success_of_tasks(metrics: Metrics) -> Iterator[tuple[str, float]]:
+    """Task and success rate of each task of a step."""
+    for name, success in metrics.items():
+        task = name.removeprefix("rollout/").removesuffix("/success_rate")
+        if name == f"rollout/{task}/success_rate" and isinstance(success, float):
+            yield task, success
 
 
 def _remedy_of_task(task: str, *, mixed: float, success: float) -> str:
     found = (
         f"{task}: {mixed:.0%} of the groups of the last {UNMIXED_STEPS} steps had both a success "
-        "and a failure"
+        f"and a failure, and {success:.0%} of the rollouts succeeded."
     )
     if success >= SOLVED:
         return (
-            f"{found}, and {success:.0%} of the rollouts succeeded. The task is solved and takes "
-            "rollouts from the others: data.task_sampling=learnable draws fewer of its prompts."
+            f"{found} The task is solved and takes rollouts from the others: "
+            "data.task_sampling=learnable draws fewer of its prompts."
         )
-    if success > 0:
+    if success >= RARE:
         return (
-            f"{found}, and {success:.0%} of the rollouts succeeded: the start state decides the "
-            "outcome, and a 0/1 reward teaches nothing. Raise "
-            "actor_rollout_ref.rollout.noise_correlation, or start from a policy that varies more "
-            "(siirl warm-start with more --target-noise)."
+            f"{found} The start state decides the outcome, so a 0/1 reward hardly teaches. Sample "
+            "more broadly: a higher actor_rollout_ref.rollout.temperature, for robots also "
+            "actor_rollout_ref.rollout.noise_correlation, or a start from siirl warm-start with "
+            "more --target-noise."
         )
     return (
-        f"{found}, and none of the rollouts succeeded: a 0/1 reward teaches nothing. Start from "
-        "weights that sometimes succeed (siirl warm-start with more --demonstrations), or leave "
-        "the task out."
+        f"{found} A 0/1 reward hardly teaches. Start from weights that succeed more often (siirl "
+        "warm-start with more --updates, for robots also more --demonstrations), or leave the task "
+        "out."
     )
 
 
@@ -283,17 +291,18 @@ class UnrankedFailures:
             return None
         return (
             f"The rewards of failures had a rank correlation of {fmean(self.found):.2f} with their "
-            f"true closeness to success in the last {UNRANKED_STEPS} measured steps, so their "
-            "differences are noise. reward=success rewards all failures alike; siirl reward-check "
-            "measures other rewards and encoders on this policy."
+            f"true closeness to success in the last {UNRANKED_STEPS} measured steps: their "
+            "differences may be noise. reward=success rewards all failures alike; siirl "
+            "reward-check measures other rewards and encoders on this policy."
         )
 
 
 @dataclass
 class UnskilledValue:
-    """Tasks of reward=video_value whose failures are not ranked."""
+    """Tasks of reward=video_value whose failures are not ranked, each named once."""
 
     steps: dict[str, int] = field(default_factory=dict)
+    named: set[str] = field(default_factory=set)
 
     def look(self, metrics: Metrics) -> str | None:
         """See Sentinel; ignores tasks without a value in the step."""
@@ -301,11 +310,16 @@ class UnskilledValue:
             task = name.removeprefix("reward/").removesuffix("/value_skill")
             if name == f"reward/{task}/value_skill":
                 self.steps[task] = self.steps.get(task, 0) + 1 if skill == 0.0 else 0
-        unskilled = [task for task, steps in self.steps.items() if steps >= UNRANKED_STEPS]
+        unskilled = [
+            task
+            for task, steps in self.steps.items()
+            if steps >= UNSKILLED_STEPS and task not in self.named
+        ]
         if not unskilled:
             return None
+        self.named.update(unskilled)
         return (
-            f"{', '.join(unskilled)}: in the last {UNRANKED_STEPS} steps the value of frames told "
+            f"{', '.join(unskilled)}: in the last {UNSKILLED_STEPS} steps the value of frames told "
             "successes from failures no better than chance, so failures earned 0, as with "
             "reward=success. It needs more groups with a success and a failure "
             "(actor_rollout_ref.rollout.n, data.train_batch_size), or another reward.encoder."
@@ -321,7 +335,7 @@ class FallenSuccess:
 
     def look(self, metrics: Metrics) -> str | None:
         """See Sentinel; compares each task with itself, since a step's mix of tasks varies."""
-        for task, _, success in _groups_of_tasks(metrics):
+        for task, success in _success_of_tasks(metrics):
             first = self.first.setdefault(task, [])
             last = self.last.setdefault(task, deque(maxlen=FALLEN_STEPS))
             (first if len(first) < FALLEN_STEPS else last).append(success)
@@ -371,8 +385,12 @@ def dropped_trajectories(metrics: Metrics) -> dict[str, float]:
     }
 
 
+OF_TASKS = (UnmixedGroups, UnskilledValue)
+"""Sentinels that warn once for each task."""
+
+
 class Sentinels:
-    """All sentinels of a run; each is removed after its warning."""
+    """All sentinels of a run; each is removed after its warning, except `OF_TASKS`."""
 
     def __init__(self) -> None:
         self._waiting: list[Sentinel] = [
@@ -391,5 +409,9 @@ class Sentinels:
     def look(self, metrics: Metrics) -> list[str]:
         """New warnings after a training step with these metrics."""
         warnings = {id(sentinel): sentinel.look(metrics) for sentinel in self._waiting}
-        self._waiting = [sentinel for sentinel in self._waiting if warnings[id(sentinel)] is None]
+        self._waiting = [
+            sentinel
+            for sentinel in self._waiting
+            if warnings[id(sentinel)] is None or isinstance(sentinel, OF_TASKS)
+        ]
         return [warning for warning in warnings.values() if warning is not None]

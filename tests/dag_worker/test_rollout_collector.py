@@ -160,14 +160,11 @@ def test_metrics_of_a_text_run_are_declared(make):
     ) == (4.0, 0.0, 0.0)
 
 
-def test_a_mixed_group_has_a_success_and_a_failure_of_one_prompt():
+def test_a_mixed_group_has_a_success_and_a_failure_of_one_prompt_and_a_single_rollout_is_no_group():
     outcomes = [(0, True), (0, False), (1, True), (1, True), (2, False), (2, False)]
     rows = [{"task_name": "sums", "index": i, "complete": done} for i, done in outcomes]
     rows.append({"task_name": "hammer", "index": 3, "complete": True})
-    assert mixed_groups(rows) == {
-        "rollout/sums/mixed_groups": Weighted(1 / 3, 3.0),
-        "rollout/hammer/mixed_groups": Weighted(0.0, 1.0),
-    }
+    assert mixed_groups(rows) == {"rollout/sums/mixed_groups": Weighted(1 / 3, 3.0)}
 
 
 def test_a_group_of_failed_samples_is_dropped_and_counted(make):

@@ -39,7 +39,7 @@ from siirl.preflight.model_shapes import (
     read_shape,
 )
 from siirl.preflight.prepare import prepare
-from siirl.preflight.rank_memory import rank_memory
+from siirl.preflight.rank_memory import ROLLOUT_RANK, rank_memory
 from siirl.preflight.unread import unread_problems
 from tests.preflight.camera_spec import SPEC
 
@@ -341,19 +341,50 @@ def test_of_separate_groups_training_is_shared_by_the_ranks_that_train(folder: A
     assert "acting copy" not in dict(separate.held)
 
 
-def test_a_rank_that_only_rolls_out_holds_its_weights_twice(folder: Any) -> None:
-    """bfloat16, 2 bytes, for each of Qwen's 7,615,616,512 weights, twice."""
-    words = (
-        *("dag.groups={rollout: 1, train: 7}", "trainer.n_gpus_per_node=8"),
+@pytest.mark.parametrize(
+    ("words", "sends", "held"),
+    [
+        ((), None, {"acting weights": 2 * 7_615_616_512}),
+        (("trainer.max_staleness=1",), None, {"acting weights, twice": 4 * 7_615_616_512}),
+        ((), False, {"acting weights, twice": 4 * 7_615_616_512}),  # one of several agents
+    ],
+)
+def test_a_rank_that_only_rolls_out_holds_its_weights_twice_unless_new_ones_overwrite_them(
+    folder: Any, words: Any, sends: Any, held: Any
+) -> None:
+    """bfloat16, 2 bytes, for each of Qwen's 7,615,616,512 weights."""
+    settings = (
+        *("dag.groups={rollout: 1, train: 7}", "trainer.n_gpus_per_node=8", *words),
         *("actor_rollout_ref.rollout.name=hf", "actor_rollout_ref.actor.micro_batch_tokens=1536"),
     )
-    table = rank_memory(text(folder(QWEN), *words), QUESTIONS)
+    config = text(folder(QWEN), *settings)
+    table = rank_memory(config, QUESTIONS, kind=ROLLOUT_RANK, sends=sends)
     assert table
-    assert dict(table.held) == {"acting weights, twice": 2 * 2 * 7_615_616_512}
+    assert dict(table.held) == held
     [(_, first), *_] = table_lines(table, gpu=EIGHTY_GB)
     assert first.startswith("of a rollout rank, which needs most: about")
-    (problem,) = gpu_problems(text(folder(QWEN), *words), QUESTIONS, gpu=Gpu(40 * GIB))
-    assert str(problem).startswith("A rollout rank needs about")
+    (problem,) = gpu_problems(config, QUESTIONS, gpu=Gpu(20 * GIB), sends=sends)
+    assert "rank needs about" in str(problem)
+
+
+def test_a_stream_counts_the_episodes_that_staleness_admits(folder: Any) -> None:
+    """Keys and values of 2 x 16 x 8 episodes on 4 ranks, not of all environments."""
+    words = (
+        *("dag.groups={rollout: 4, train: 4}", "trainer.n_gpus_per_node=8"),
+        *("actor_rollout_ref.rollout.name=hf", "data.train_batch_size=16"),
+        *("actor_rollout_ref.rollout.n=8", "env.num_servers=8", "env.envs_per_server=512"),
+        "trainer.val_episodes=0",
+    )
+
+    def keys(*more: str) -> float:
+        config = text(folder(QWEN), *words, *more)
+        table = rank_memory(config, QUESTIONS, kind=ROLLOUT_RANK)
+        assert table
+        return dict(dict(table.phases)["rollout"])["keys and values"]
+
+    once = keys()
+    assert keys("trainer.max_staleness=1") == pytest.approx(2 * once)
+    assert keys("trainer.max_staleness=3") == pytest.approx(4 * once)
 
 
 def test_a_rollout_rank_with_vllm_holds_vllms_weights_and_keys_alone(folder: Any) -> None:

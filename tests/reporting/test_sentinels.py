@@ -116,11 +116,12 @@ def test_critic_warmup_and_skipped_updates_are_not_filtered_groups() -> None:
     ("success", "remedy"),
     [
         (1.0, "data.task_sampling=learnable"),
-        (0.5, "the start state decides the outcome"),
+        (0.5, "The start state decides the outcome"),
+        (0.02, "or leave the task out"),
         (0.0, "or leave the task out"),
     ],
 )
-def test_a_task_without_a_mixed_group_for_ten_steps_is_named_with_the_remedy_for_its_success(
+def test_a_task_without_a_mixed_group_for_twenty_steps_is_named_once_with_the_remedy_for_its_success(
     success: float, remedy: str
 ) -> None:
     step: Step = {
@@ -129,9 +130,9 @@ def test_a_task_without_a_mixed_group_for_ten_steps_is_named_with_the_remedy_for
         "rollout/hammer/mixed_groups": 0.0,
         "rollout/hammer/success_rate": success,
     }
-    [(number, text)] = warnings(*[step] * 25)
-    assert number == 10
-    assert text.startswith("hammer: 0% of the groups of the last 10 steps") and remedy in text
+    [(number, text)] = warnings(*[step] * 45)
+    assert number == 20
+    assert text.startswith("hammer: 0% of the groups of the last 20 steps") and remedy in text
 
 
 def hammer(mixed: float, success: float, **others: float) -> Step:
@@ -147,9 +148,22 @@ def hammer(mixed: float, success: float, **others: float) -> Step:
 
 def test_a_tenth_of_mixed_groups_is_enough() -> None:
     assert warnings(*[hammer(0.0, 0.3), hammer(0.25, 0.3)] * 15) == []
-    [(number, text)] = warnings(*[*[hammer(0.0, 0.3)] * 4, hammer(0.25, 0.5)] * 4)
-    assert number == 10 and text.startswith("hammer: 5% of the groups of the last 10 steps")
-    assert "32%" not in text and "34% of the rollouts succeeded" in text
+    [(number, text)] = warnings(*[*[hammer(0.0, 0.3)] * 4, hammer(0.25, 0.5)] * 8)
+    assert number == 20 and text.startswith("hammer: 5% of the groups of the last 20 steps")
+    assert "34% of the rollouts succeeded" in text
+
+
+def test_each_unmixed_task_is_named_when_it_becomes_one() -> None:
+    rare, solved = (
+        hammer(0.0, 0.01),
+        hammer(0.0, 0.01)
+        | {
+            "rollout/door-open/mixed_groups": 0.0,
+            "rollout/door-open/success_rate": 1.0,
+        },
+    )
+    (first, one), (second, other) = warnings(*[rare] * 25, *[solved] * 25)
+    assert (first, second) == (20, 42) and one.startswith("hammer") and "door-open: 8%" in other
 
 
 def test_solved_tasks_alone_get_no_warning_of_unmixed_groups() -> None:
@@ -160,8 +174,8 @@ def test_solved_tasks_alone_get_no_warning_of_unmixed_groups() -> None:
 def test_rewards_that_do_not_follow_the_true_distance_are_warned_of() -> None:
     name = "reward/oracle_rank_correlation"
     assert warnings(*[{name: 0.4}, {name: -0.3}] * 15) == []
-    [(number, text)] = warnings(*[{name: 0.3}, {}, {name: -0.4}] * 10)
-    assert number == 15 and "a rank correlation of -0.05 with" in text and "reward=success" in text
+    [(number, text)] = warnings(*[{name: 0.3}, {}, {name: -0.4}] * 14)
+    assert number == 30 and "a rank correlation of -0.05 with" in text and "reward=success" in text
 
 
 def test_a_value_without_skill_is_named_by_task() -> None:
@@ -176,9 +190,9 @@ def test_a_value_without_skill_is_named_by_task() -> None:
 
 def test_a_step_without_groups_of_a_task_does_not_count_for_it() -> None:
     unmixed = hammer(0.0, 1.0)
-    steps: list[Step] = [unmixed] * 9 + [{}] * 5 + [unmixed]
+    steps: list[Step] = [unmixed] * 19 + [{}] * 5 + [unmixed]
     [(number, _)] = warnings(*steps)
-    assert number == 15
+    assert number == 25
 
 
 STANDING: Step = {"actor/updates": 8.0, "actor/lr": 2e-4, "actor/ppo_kl": -3e-6}

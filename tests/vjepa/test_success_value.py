@@ -1,6 +1,5 @@
 """Value of frames: a toy task whose arm moves along a line, and success is at 1."""
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from vjepa.pooling import MOMENTS
 from vjepa.progress_metrics import rank_correlation
+from vjepa.reward import standardise
 from vjepa.reward_settings import TrajectoryRewardConfig
 from vjepa.success_value import (
     RIDGE,
@@ -65,7 +65,7 @@ def test_later_failures_are_worth_more_the_further_they_came() -> None:
     failed = ~columns["success_B"]
     ends = columns["embeddings_BD"][failed, -2]
     assert rank_correlation(ends, output.reward_B[failed]) > 0.9
-    assert output.metrics["reward/value_skill"] > 0.5
+    assert output.metrics["reward/value_skill"] > 0.3
     assert output.metrics["reward/reach/value_skill"] == output.metrics["reward/value_skill"]
 
 
@@ -129,32 +129,44 @@ def test_random_frames_leave_a_0_1_reward_in_nearly_every_step() -> None:
     assert np.mean(np.array(paid) > 0) < 0.2 and max(paid) < 0.2
 
 
-@pytest.mark.parametrize(
-    ("successes", "failures", "skill"), [(1, 1, 0.0), (1, 7, 0.0), (4, 4, 0.29)]
-)
-def test_one_group_proves_skill_if_it_has_several_of_both(
-    successes: int, failures: int, skill: float
-) -> None:
-    won = np.arange(successes + failures) >= failures
-    memory = TaskMemory()
-    values = np.repeat(np.arange(float(len(won)))[:, None], MOMENTS, axis=1)
-    count_pairs(memory, value_BM=values, success_B=won, group_B=np.zeros(len(won), int))
-    assert memory.skill == pytest.approx(skill, abs=0.01)
+def ordered(memory: TaskMemory, *, groups: int, successes: int = 4, failures: int = 4) -> None:
+    """Count groups in which every success has a higher value than every failure."""
+    won = np.tile(np.arange(successes + failures) >= failures, groups)
+    values = np.tile(np.arange(float(successes + failures)), groups)
+    count_pairs(
+        memory,
+        value_BM=np.repeat(values[:, None], MOMENTS, axis=1),
+        success_B=won,
+        group_B=np.repeat(np.arange(groups), successes + failures),
+    )
 
 
-@given(st.integers(1, 6), st.integers(1, 6))
-@settings(max_examples=20, deadline=None)
-def test_the_variance_of_chance_is_that_of_all_orders(successes: int, failures: int) -> None:
-    total = successes + failures
-    won = np.arange(total) < successes
+@pytest.mark.parametrize(("groups", "skill"), [(1, 0.0), (2, 0.0), (3, 0.05), (16, 0.589)])
+def test_the_more_groups_are_ordered_the_more_skill_is_proved(groups: int, skill: float) -> None:
     memory = TaskMemory()
-    values = np.repeat(np.arange(float(total))[:, None], MOMENTS, axis=1)
-    count_pairs(memory, value_BM=values, success_B=won, group_B=np.zeros(total, int))
-    orders = [
-        sum(np.sign(i - j) for i in chosen for j in set(range(total)) - set(chosen))
-        for chosen in itertools.combinations(range(total), successes)
-    ]
-    assert memory.variance == pytest.approx(np.var(orders))
+    ordered(memory, groups=groups)
+    assert memory.skill == pytest.approx(skill, abs=1e-3)
+
+
+def test_a_value_whose_direction_depends_on_the_scene_has_skill_as_rarely_as_one_that_guesses() -> (
+    None
+):
+    """Forty tasks of thirty steps, whose values follow success up or down, by the group."""
+    rng, skills = np.random.default_rng(2), []
+    for _ in range(40):
+        memory = TaskMemory()
+        for _ in range(30):
+            won = rng.uniform(size=4 * GROUP) < 0.3
+            direction = np.repeat(rng.choice([-4.0, 4.0], size=4), GROUP)
+            value = rng.normal(size=4 * GROUP) + direction * won
+            count_pairs(
+                memory,
+                value_BM=np.repeat(value[:, None], MOMENTS, axis=1),
+                success_B=won,
+                group_B=np.repeat(np.arange(4), GROUP),
+            )
+            skills.append(memory.skill)
+    assert np.mean(np.array(skills) > 0) < 0.1
 
 
 def test_dropped_groups_are_learnt_from_after_the_step_is_scored() -> None:
@@ -193,7 +205,8 @@ def test_a_state_without_the_variance_of_chance_measures_the_skill_again() -> No
     restored = SuccessValueReward(CONFIG)
     restored.load_state_dict(state)
     assert not restored.judges("reach")
-    restored.score(**step(7))
+    for seed in range(7, 10):
+        restored.score(**step(seed))
     assert restored.judges("reach")
 
 
@@ -274,6 +287,11 @@ def test_freezing_at_the_best_moment_earns_no_more_than_the_two_best_moments() -
     assert closeness(value_BM) == pytest.approx([0.5])
     frozen_BM = np.array([[0.1, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2]])
     assert closeness(frozen_BM) == pytest.approx([0.2])
+
+
+def test_failures_equal_but_for_rounding_get_equal_rewards() -> None:
+    scores = np.array([0.3, 0.3 + 1e-9, 0.3 - 1e-9])
+    assert np.abs(standardise(distance=-scores, window=-scores)).max() < 1e-3
 
 
 def test_moments_keep_their_order() -> None:
