@@ -61,6 +61,7 @@ def plan_of(
         loss="vanilla",
         group=group,
         episodes_of=episodes_of,
+        sends=False,  # a run of several agents stores its weights
     )
 
 
