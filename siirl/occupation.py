@@ -47,7 +47,9 @@ class Occupation:
         self.asked: dict[object, str] = {}
         """Calls of environments without an answer, oldest first; each is removed by its caller."""
         self.waited_s = 0.0
-        """Seconds of all activities so far that waited for other ranks."""
+        """Seconds of all activities so far that waited for other ranks, without those of work
+        within them.
+        """
 
     def record_progress(self) -> None:
         """Record progress."""
@@ -66,8 +68,9 @@ class Occupation:
         finally:
             self._parts = outer
             self.record_progress()
-            if waiting:
-                self.waited_s += self._clock() - begin
+            if waiting != outer[-1][1]:  # work within a wait is not waiting
+                seconds = self._clock() - begin
+                self.waited_s += seconds if waiting else -seconds
 
     def snapshot(self) -> Snapshot:
         """Take a snapshot."""

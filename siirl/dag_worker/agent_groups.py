@@ -25,6 +25,7 @@ from siirl.execution.dag.task_loader import update_nodes
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.agents import config_of_group, owners, rows_of_step
 from siirl.params.critic_sizes import critic_steps
+from siirl.reporting.metrics import Value
 
 AGENTS = "agents"  # in the state of a checkpoint
 ROLLOUTS = "rollouts"  # with rollout ranks: running prompts and waiting rows
@@ -109,9 +110,11 @@ class AgentGroups:
             context.drawn_prompts = context.config.data.train_batch_size
         self.rollouts.begin_step(step)
 
-    def end_step(self) -> None:
-        """Let separate rollout ranks act with the weights of the step from now on."""
-        self.rollouts.step_done()
+    def end_step(self) -> dict[str, Value]:
+        """Let separate rollout ranks act with the weights of the step from now on; returns metrics
+        of sending them.
+        """
+        return self.rollouts.step_done()
 
     def players(self) -> list[WorkerComponents]:
         """Components of the groups that roll out."""

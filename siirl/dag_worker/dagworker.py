@@ -297,7 +297,7 @@ class DAGWorker:
             self.metrics.record(
                 version | held_bytes(group.context), prefix=self.groups.prefix(number)
             )
-        self.groups.end_step()
+        self.metrics.record(self.groups.end_step())
         self._before = None
         STOP.hold(False)
         self.metrics.record(self.account.metrics(self.metrics.records))

@@ -5,6 +5,8 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from siirl.reporting.metrics import Value
+
 
 class PlacedRollouts(Protocol):
     """The rollouts of a run, as a training rank sees them: colocated or on separate ranks."""
@@ -26,8 +28,12 @@ class PlacedRollouts(Protocol):
     def begin_step(self, step: int) -> None:
         """Record which step is running."""
 
-    def step_done(self) -> None:
-        """End the running step: its rows are used, and the weights published in it start to act."""
+    def step_done(self) -> dict[str, Value]:
+        """End the running step: its rows are used, and the weights published in it start to act.
+
+        Returns:
+            Metrics of sending weights, during the whole step.
+        """
 
 
 class ColocatedRollouts:
@@ -43,5 +49,6 @@ class ColocatedRollouts:
     def begin_step(self, step: int) -> None:
         """Do nothing: rollouts follow the graph's nodes."""
 
-    def step_done(self) -> None:
+    def step_done(self) -> dict[str, Value]:
         """Do nothing: this rank's engine has the weights."""
+        return {}

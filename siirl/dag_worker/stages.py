@@ -376,7 +376,10 @@ def wait_for_all(*, batch: TensorDict) -> NodeOutput:
 
 @stage(NodeType.BARRIER_SYNC, NodeRole.ROLLOUT)
 def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Copy the new weights to the rollout engine and verify them; nothing, if there are none."""
+    """Copy the new weights to the rollout engine and verify them; nothing, if there are none.
+
+    Weights that are sent to rollout ranks are only checked here.
+    """
     begin = time.perf_counter()
     context.weights.end_step()
     return NodeOutput(

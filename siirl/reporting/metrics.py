@@ -325,6 +325,11 @@ METRICS: dict[str, Metric] = {
     "time/encode_video_s": Metric(
         Reduction.DURATION, "seconds of encoding videos for the reward, part of the rollout's node"
     ),
+    "time/send_weights_s": Metric(
+        Reduction.DURATION,
+        "seconds at the end of a step in which training ranks send weights to rollout ranks, or "
+        "wait until those ask; weights sent while training waits for rows are in that node's time",
+    ),
     "time/<node>_s": Metric(Reduction.DURATION, "seconds of this node on the slowest rank"),
     "memory/host_peak_bytes": Metric(
         _MAX, "peak resident host memory of the largest rank, in this step"
@@ -382,15 +387,20 @@ METRICS: dict[str, Metric] = {
     ),
     "sync/bytes": Metric(
         _MAX,
-        "bytes of weights that a sync transfers, 0 if nothing is copied or no update changed them; "
-        "training ranks that send weights to rollout ranks count those since the last sync",
+        "bytes of weights that the syncs of the step transferred, 0 if nothing was copied; if "
+        "weights are sent to rollout ranks, of the transfers since the end of the step before, "
+        "once for all receivers, and up to the last bucket if one broke off",
     ),
     "sync/swap_seconds": Metric(
         Reduction.DURATION,
         "seconds in which a rollout rank of its own generated nothing while it exchanged weights, "
         "since its last report",
     ),
-    "sync/seconds": Metric(Reduction.DURATION, "seconds of a weight sync, checks included"),
+    "sync/seconds": Metric(
+        Reduction.DURATION,
+        "seconds of the weight syncs of the step, checks included, and of sending weights to "
+        "rollout ranks since the end of the step before",
+    ),
     "recorder/videos": Metric(_SUM, "videos written so far"),
 }
 

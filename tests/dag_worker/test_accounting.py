@@ -121,6 +121,18 @@ def test_only_waiting_for_other_ranks_is_idle():
     assert step.metrics([])["perf/idle_share"] == 0.25
 
 
+def test_work_within_a_wait_is_not_idle_and_a_wait_within_it_is_idle_once():
+    """Weights are sent while training waits for rows."""
+    step, occupation, clock = account()
+    with occupation.doing("waits for rows", waiting=True):
+        clock.now += 2.0
+        with occupation.doing("waits for those that ask", waiting=True):
+            clock.now += 1.0
+        with occupation.doing("sends weights"):
+            clock.now += 5.0
+    assert step.metrics([])["perf/idle_share"] == 3.0 / 8.0
+
+
 def test_waiting_in_an_earlier_step_is_not_counted_again():
     step, occupation, clock = account()
     with occupation.doing("waits", waiting=True):

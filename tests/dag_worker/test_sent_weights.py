@@ -4,6 +4,7 @@ dies or stops in the middle of the transfer, if the training process does, and o
 
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from siirl.dag_worker.separate import arriving_weights, group_buckets, sent_weights
 from siirl.dag_worker.separate.edge import Edge
+from siirl.dag_worker.separate.exchange_messages import Receiver
 from siirl.dag_worker.separate.ray_exchange import ExchangeLine, start_exchange
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
 from siirl.dag_worker.separate.sent_weights import WeightSender
@@ -116,9 +118,13 @@ class TrainingProcess:
         self.trained.steps += 1
 
     def serve(self):
-        """Serve once; the bytes that were sent so far."""
+        """Serve once; the bytes that were sent since the last call."""
         self.sender.serve()
-        return self.sender._sent_bytes
+        return self.sent_bytes()
+
+    def sent_bytes(self):
+        """Bytes that were sent since the last call."""
+        return self.sender.transfers()["sync/bytes"]
 
     def serve_until(self, answers):
         """Serve until rollout processes have answered, as in the wait for rows."""
@@ -183,7 +189,7 @@ def test_every_rollout_process_acts_with_the_bits_of_each_step(
         bits = training.publish(step)
         answers = [each.receive.remote() for each in started]
         assert training.serve_until(answers) == [(step, step, bits)] * 2
-        sent.append(training.sender._sent_bytes)
+        sent.append(training.sent_bytes())
     assert sent == [layer * count for count in ((10, 10, 9, 9) if streaming else (10, 9, 9, 9))]
 
 
@@ -197,9 +203,13 @@ def test_a_rank_killed_in_the_middle_keeps_no_weights_from_the_other_and_its_rep
     bits = training.publish(0)
     dying, answer = killed.receive.remote(), other.receive.remote()
     assert training.serve_until([answer]) == [(0, 0, bits)]
+    # the whole transfer, and the buckets before the break; broadcast ones may still be under way
+    assert 400_000 < training.sent_bytes() <= (800_000 if apart else 400_000 + 6 * 40_000)
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(dying, timeout=LIMIT_S)
-    assert "weights of step 0 to rollout rank 0, 1 broke off" in caplog.text
+    what = "weights of step 0 to rollout rank 0, 1 broke off: One of them closed its connection"
+    assert what in caplog.text
+    assert ".cc:" not in caplog.text  # gloo's source files
     training.line.call("rank_died", 1)
     replacement = ray.remote(RolloutProcess).options(num_cpus=0).remote(exchange, 1, apart=apart)
     ray.get(replacement.ready.remote(), timeout=LIMIT_S)
@@ -208,6 +218,61 @@ def test_a_rank_killed_in_the_middle_keeps_no_weights_from_the_other_and_its_rep
     bits = training.publish(1)
     answers = [each.receive.remote() for each in (other, replacement)]
     assert training.serve_until(answers) == [(1, 1, bits)] * 2
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["lockstep", "stream"])
+def test_weights_that_no_update_changed_reach_only_a_rank_that_does_not_have_them(
+    exchange, training, streaming
+):
+    [one], _ = rollouts(exchange, {}, streaming=streaming)
+    bits = training.publish(0)
+    assert training.serve_until([one.receive.remote()]) == [(0, 0, bits)]
+    training.sent_bytes()
+    training.publish(1)
+    begin = time.perf_counter()
+    assert training.serve() == 0
+    assert time.perf_counter() - begin < 0.4  # nor does training wait until it asks
+    assert ray.get(one.receive.remote(), timeout=LIMIT_S) == (1, 0, bits)
+    joiner = ray.remote(RolloutProcess).options(num_cpus=0).remote(exchange, 1, streaming=streaming)
+    ray.get(joiner.ready.remote(), timeout=LIMIT_S)
+    assert training.serve_until([joiner.receive.remote()]) == [(1, 0, bits)]
+    assert training.sent_bytes() == 400_000
+    training.train()
+    bits = training.publish(2)
+    answers = [one.receive.remote(), joiner.receive.remote()]
+    assert training.serve_until(answers) == [(2, 1, bits)] * 2
+    training.trained.steps += 1  # an update that changes no weight has a version of its own
+    training.publish(3)
+    answers = [one.receive.remote(), joiner.receive.remote()]
+    assert training.serve_until(answers) == [(3, 2, bits)] * 2
+
+
+def test_a_transfer_that_breaks_off_before_its_first_bucket_counts_no_bytes(
+    exchange, training, monkeypatch
+):
+    monkeypatch.setattr(sent_weights.OpenGroup, "connect", closed_network)
+    process = training.line.call("join", 0)
+    training.line.call("ready", process)
+    training.line.call("next_round", process, Receiver("this machine", whole=True))
+    assert training.serve() == 0
+    assert training.sender._broken == 1
+
+
+def test_the_seconds_of_sending_are_those_of_the_transfers_whose_bytes_are_counted(
+    exchange, training
+):
+    """Not the wait until a rank asks, nor a call in which none does."""
+    [one], _ = rollouts(exchange, {})
+    training.publish(0)
+    training.sender.serve()
+    assert training.sender.transfers() == {"sync/seconds": 0.0, "sync/bytes": 0.0}
+    answer = one.receive.remote()
+    begin = time.perf_counter()
+    training.serve_until([answer])
+    found = training.sender.transfers()
+    assert 0 < found["sync/seconds"] < time.perf_counter() - begin
+    assert found["sync/bytes"] == 400_000
+    assert training.sender.transfers() == {"sync/seconds": 0.0, "sync/bytes": 0.0}
 
 
 def test_a_rank_that_stops_in_the_middle_delays_the_other_by_the_time_limit(

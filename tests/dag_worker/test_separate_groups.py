@@ -3,6 +3,7 @@ counted, and a resumed run continues the rollouts that were under way.
 """
 
 import importlib.util
+import time
 from collections import Counter
 
 import pytest
@@ -12,8 +13,10 @@ from siirl.dag_worker import stages
 from siirl.dag_worker.manifest import STATE_FILE, resolve_checkpoint
 from siirl.dag_worker.plain_state import read_state
 from siirl.dag_worker.separate import training_side
+from siirl.dag_worker.separate.sent_weights import WeightSender
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.errors import ConfigError, InvariantError
+from siirl.reporting.stage_times import stage_of
 from tests.dag_worker.one_process import run, untimed
 from tests.dag_worker.two_groups import TwoGroups, run_groups
 
@@ -235,6 +238,38 @@ def test_refills_of_dapo_reach_the_rollouts(tmp_path):
     job = (*job, FIXED, "trainer.total_steps=2")
     colocated = run(tmp_path / "one", (*job, "cluster=local"))
     assert learnt(run_groups(tmp_path / "two", (*job, *PAIR))) == learnt(colocated)
+
+
+@pytest.mark.parametrize("staleness", [0, 1], ids=["lockstep", "stream"])
+def test_the_time_of_a_step_is_that_of_its_nodes_and_of_sending_weights(
+    tmp_path, monkeypatch, staleness
+):
+    """Each transfer takes a second more, as that of a large policy."""
+    send = WeightSender._send
+
+    def slow(sender, *arguments):
+        time.sleep(1.0)
+        send(sender, *arguments)
+
+    monkeypatch.setattr(WeightSender, "_send", slow)
+    job = (*SUMS, *PAIR, "trainer.val_episodes=0", "trainer.total_steps=3")
+    steps = run_groups(tmp_path / "run", (*job, f"trainer.max_staleness={staleness}"))
+    for step in (step.metrics for step in steps if step.step > 0):
+        stages = sum(value for name, value in step.items() if stage_of(name))
+        assert step["time/step_s"] - stages < 0.2
+        assert (step["sync/seconds"] > 1.0) == (step["sync/bytes"] > 0)
+    sent = [step.metrics for step in steps if step.metrics.get("sync/bytes", 0.0) > 0]
+    assert sum(step["sync/seconds"] for step in sent) > len(sent) > 0
+
+
+def test_steps_without_an_update_send_no_weights_again(tmp_path):
+    """They go on with the first weights, also under the next steps' numbers."""
+    warm = "trainer.critic_warmup=9"
+    job = (*SUMS, *PAIR, warm, "trainer.val_episodes=0", "trainer.total_steps=4")
+    steps = run_groups(tmp_path / "run", job)
+    sent = [step.metrics["sync/bytes"] for step in steps if step.step > 0]
+    assert sent[0] > 0
+    assert sent[1:] == [0.0, 0.0, 0.0]
 
 
 def test_a_schedule_ahead_repeats_and_its_lag_is_the_reported_one(tmp_path):

@@ -61,6 +61,7 @@ class Publisher:
     """What a training rank reads of a `WeightPublisher` to take rows."""
 
     step = 1
+    sending_s = 0.0
 
     def __init__(self):
         self.steps_of_versions: dict[int, int] = {}
@@ -70,6 +71,10 @@ class Publisher:
 
     def serve(self):
         """No rollout rank waits for weights."""
+
+    def transfers(self):
+        """Nothing is sent."""
+        return {}
 
 
 @pytest.fixture

@@ -93,6 +93,8 @@ class SentBuckets:
     def __init__(self, opened: OpenGroup, *, shared: bool, pins: bool) -> None:
         self.problem: str | None = None
         """Why the transfer broke off."""
+        self.delivered_bytes = 0
+        """Bytes of weights in the buckets that were sent, without one in which it broke off."""
         self._pins = pins and not shared
         self._group: Any = None
         self._transport: WeightTransport | None = None
@@ -114,6 +116,7 @@ class SentBuckets:
         if self._transport is not None:
             with self._noting():
                 self._transport.deliver(entries, buffer)
+                self.delivered_bytes += sum(entry.end - entry.start for entry in entries)
 
     def finish(self) -> None:
         """See `WeightTransport`."""
@@ -142,7 +145,7 @@ class SentBuckets:
         try:
             yield
         except RuntimeError as error:
-            self.problem = str(error)
+            self.problem = _cause(error)
             self._leave()
 
     def _leave(self) -> None:
@@ -213,6 +216,16 @@ class Arriving:
             buffer = buffers.open(handle, device=CPU)
             yield from (Entry.unpacked(each).rows(buffer) for each in packed)
             _meet(self._group)
+
+
+def _cause(error: RuntimeError) -> str:
+    """Why a member is lost, without gloo's source files and addresses; gloo does not name it."""
+    text = str(error)
+    if "closed by peer" in text or "reset by peer" in text or "Broken pipe" in text:
+        return "One of them closed its connection, as a process that dies does."
+    if "Timed out" in text or "timeout" in text:
+        return f"One of them did not answer within {SILENCE_S:.0f} s."
+    return text
 
 
 def _announce(group: Any, thing: Any) -> None:

@@ -18,6 +18,7 @@ from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import ALIGNMENT, Entry, send
 from siirl.engine.training.weight_sync import CheckedWeights
 from siirl.models.checksum import RunningChecksum, joined_checksum
+from siirl.reporting.metrics import Value
 
 if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
@@ -93,8 +94,10 @@ class WeightPublisher:
         self.acting = None
         """None: no copy of the weights acts on this rank."""
         self.transferred_bytes = 0
-        """Bytes that the last sync stored for the rollout ranks, or that were sent to them between
-        the last two syncs; 0 on ranks that store or send none."""
+        """Bytes that the last sync stored for the rollout ranks; 0 on ranks that store none, and
+        if weights are sent (`transfers`)."""
+        self.sending_s = 0.0
+        """Seconds of all transfers so far in which weights were sent."""
         self.unchanged = False
         """Whether optimiser steps before the last sync changed no weight in the type in which it
         acts: a small update may vanish in bfloat16.
@@ -149,6 +152,12 @@ class WeightPublisher:
 
     def serve(self) -> None:
         """Do nothing: rollout ranks fetch stored weights themselves."""
+
+    def transfers(self) -> dict[str, Value]:
+        """Metrics of the weights sent since the last call; empty, because stored ones are counted
+        by `sync`.
+        """
+        return {}
 
     def acting_dtypes(self) -> dict[str, torch.dtype]:
         """Types in which weights act, by name; others act in their own."""

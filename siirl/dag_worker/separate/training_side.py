@@ -97,7 +97,7 @@ class TrainingSide:
         if self.taken and self.ranks.rank == 0:
             self.call("refill", step, count)
         self.taken = prompts
-        begin = time.perf_counter()
+        begin, sent_before = time.perf_counter(), self.publisher.sending_s
         parts: list[tuple[tuple[int, int], dict[str, Any]]] = []
         reports: list[tuple[int, Report]] = []
         discarded = 0
@@ -107,7 +107,8 @@ class TrainingSide:
             discarded += taken.discarded
             rows, count = self._fetch(taken)
             parts += rows
-        self.waited_s += time.perf_counter() - begin
+        sending = self.publisher.sending_s - sent_before
+        self.waited_s += time.perf_counter() - begin - sending
         self._check_failures(reports)
         samples = [Sample(columns) for _, columns in sorted(parts, key=lambda part: part[0])]
         batch = with_columns_of_all(Samples2Dict(samples), ranks=self.ranks)
@@ -254,8 +255,17 @@ class SeparateRollouts:
         for side in self.sides.values():
             side.publisher.step = step
 
-    def step_done(self) -> None:
+    def step_done(self) -> dict[str, Value]:
         """See `PlacedRollouts`."""
+        begin = time.perf_counter()
+        self._act()
+        transfers = self._any_side.publisher.transfers()
+        if not transfers:
+            return {}
+        return transfers | {"time/send_weights_s": time.perf_counter() - begin}
+
+    def _act(self) -> None:
+        """Let the weights of the running step act."""
         for side in self.sides.values():
             side.publisher.step_done()
         side = self._any_side
@@ -279,7 +289,7 @@ class SeparateRollouts:
             side.draws = group in positions
             if side.ranks.rank == 0 and side.draws:
                 side.open(step=step, position=positions[group], state=state)
-        self.step_done()
+        self._act()
         if self._any_side.ranks.rank == 0:  # the first step is not to contain their start
             with OCCUPATION.doing("waits until the rollout ranks have started", waiting=True):
                 while not self.line.call("all_ready"):
