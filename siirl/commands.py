@@ -62,6 +62,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
                 "--batch-rows",
                 "--learning-rate",
                 "--stop-at",
+                "--groups",
             ),
             *("--fit-proprioception", "--no-fit-proprioception", "--clips", "--expert"),
             *("--lerobot", "--lerobot-cameras"),

@@ -60,6 +60,8 @@ class Occupation:
     def doing(self, text: str, *, waiting: bool = False) -> Iterator[None]:
         """Record the activity `text` within the enclosing activity."""
         outer, begin = self._parts, self._clock()
+        own = self._thread == threading.get_ident()  # another thread's work ends no wait
+        within_wait = own and outer[-1][1]
         self._thread = threading.get_ident()
         self._parts = (*outer, (text, waiting))
         self.record_progress()
@@ -68,7 +70,7 @@ class Occupation:
         finally:
             self._parts = outer
             self.record_progress()
-            if waiting != outer[-1][1]:  # work within a wait is not waiting
+            if waiting != within_wait:  # work within a wait is not waiting
                 seconds = self._clock() - begin
                 self.waited_s += seconds if waiting else -seconds
 

@@ -2,6 +2,7 @@
 waits.
 """
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -131,6 +132,21 @@ def test_work_within_a_wait_is_not_idle_and_a_wait_within_it_is_idle_once():
         with occupation.doing("sends weights"):
             clock.now += 5.0
     assert step.metrics([])["perf/idle_share"] == 3.0 / 8.0
+
+
+def test_work_of_another_thread_does_not_shorten_a_wait():
+    step, occupation, clock = account()
+
+    def work():
+        with occupation.doing("writes a checkpoint"):
+            clock.now += 4.0
+
+    with occupation.doing("waits", waiting=True):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    clock.now += 4.0
+    assert step.metrics([])["perf/idle_share"] == 0.5
 
 
 def test_waiting_in_an_earlier_step_is_not_counted_again():

@@ -16,7 +16,7 @@ from tests.imitation import levers
 from tests.imitation.levers import Buttons, Leaving, Narrow, Stuck, Unscored, Wide
 
 EXPERT = "tests.imitation.levers:expert"
-JOB = ("--demonstrations=2", "--updates=2", "--batch-rows=4", "env=custom")
+JOB = ("--demonstrations=2", "--updates=2", "--batch-rows=4", "--groups=0", "env=custom")
 
 
 def vector(action: object, *, low: float = -2.0, high: float = 2.0) -> VectorExpert:

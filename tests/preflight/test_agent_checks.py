@@ -42,14 +42,14 @@ def test_the_plan_describes_each_agent_and_adds_their_needs(chains):
     assert "agent 0 a step 32 prompts x 16 rollouts = 512 trajectories" in text
     assert "agent 1 a step 16 prompts x 16 rollouts = 256 trajectories" in text
     assert "768 trajectories, 3 optimiser steps" in text
-    assert "agent 1's policy and Adam 11 MB" in text
+    assert "agent 1's weights 3 MB, agent 1's Adam 5 MB" in text
 
 
 def test_an_agent_that_shares_weights_needs_no_memory_for_them(chains):
     job = parsed(chains, "{0:{},1:{shares:0}}")
     text = " ".join(render(prepare(job.config, check_early(job.config)).plan).split())
     assert "agent 1 policy that of agent 0" in text
-    assert "agent 1's policy" not in text
+    assert "agent 1's weights" not in text and "agent 1's Adam" not in text
 
 
 def test_the_plan_says_whose_nodes_separate_ranks_run(chains):
