@@ -1,6 +1,6 @@
 """The plan's memory against measured memory, for models of 50 to 300 million weights on CPUs.
 
-    python -m benchmarks.memory_plan [--only WORD]
+    python -m benchmarks.memory_plan [--only NAME ...]
 
 The table of a rank: each case trains a language model of Qwen2.5's architecture and random weights
 for two optimiser steps, as a job's actor does, in one process per rank. The second step is
@@ -55,6 +55,7 @@ RESULT = Path(__file__).parent / "results" / "memory_plan.json"
 TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "tiny_lm"
 AIM = 0.15
 PROMPT, ROW = 128, 512  # tokens
+SMALL_VOCABULARY = 512  # of the model whose step is the zero point
 PHASES = ("update", "optimiser's step")
 QUESTIONS = EnvSpec(
     "math",
@@ -139,7 +140,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=RESULT)
-    parser.add_argument("--only", help="cases whose name has this word")
+    parser.add_argument("--only", nargs="+", help="names of cases and runs")
     parser.add_argument("--case", type=int, help="a rank of a case; set by this command itself")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--work", type=Path)
@@ -151,12 +152,12 @@ def main() -> None:
     machine = describe_machine()
     found = []
     for number, case in enumerate(cases()):
-        if flags.only is None or flags.only in case.name:
+        if flags.only is None or case.name in flags.only:
             found.append(run(number, case))
             print(summary(found[-1]), flush=True)
     whole = []
     for each in runs():
-        if flags.only is None or flags.only in each.name:
+        if flags.only is None or each.name in flags.only:
             whole.append(whole_run(each))
             print(summary_of_run(whole[-1]), flush=True)
     for row in (*found, *whole):
@@ -271,7 +272,7 @@ def run(number: int, case: Case) -> dict[str, Any]:
         folder = Path(place)
         parameters = write_model(folder / "model", case.model)
         sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
-        write_model(folder / "small", case.model | sizes)
+        write_model(folder / "small", case.model | sizes | {"vocab_size": SMALL_VOCABULARY})
         for file, name in itertools.product(TOKENIZER.glob("tokenizer*"), ("model", "small")):
             shutil.copyfile(file, folder / name / file.name)
         command = [sys.executable, "-m", "benchmarks.memory_plan", f"--case={number}"]
@@ -351,18 +352,23 @@ def _measure(case: Case, config: Any, small: Any, *, ranks: Any) -> dict[str, in
     """Peaks of a step with `config`, above the process after a step with a `small` model."""
     set_one_thread()
     # what the process takes for code, such as peft's or the compiler's, is not the model's
-    _train(case, small, ranks=ranks)
+    _train(case, small, ranks=ranks, vocabulary=SMALL_VOCABULARY)
     gc.collect()
     before = resident_bytes()
-    engine, actor, batch = _train(case, config, ranks=ranks)
+    engine, actor, batch, acting = _train(
+        case, config, ranks=ranks, vocabulary=case.model["vocab_size"]
+    )
     metered = MeteredEngine(engine, before=before)
     actor.engine = metered
     actor.update(batch)
+    del acting  # measured with the others
     return metered.peaks
 
 
-def _train(case: Case, config: Any, *, ranks: Any) -> tuple[Any, Any, Any]:
-    """Train for a step, which makes the moments; returns the engine, its actor and the rows."""
+def _train(case: Case, config: Any, *, ranks: Any, vocabulary: int) -> tuple[Any, ...]:
+    """Train for a step, which makes the moments; returns the engine, its actor, the rows and the
+    acting copy.
+    """
     import torch
 
     from siirl.dag_worker.text_components import TextBuilder
@@ -375,11 +381,11 @@ def _train(case: Case, config: Any, *, ranks: Any) -> tuple[Any, Any, Any]:
     if acting is not model:
         ActingModule(acting, trained=engine.module).take_weights(engine.weights_in_turn())
     actor = builder.actor(engine)
-    batch = rows_of_text(case, rank=ranks.rank)
+    batch = rows_of_text(case, rank=ranks.rank, vocabulary=vocabulary)
     batch["rollout_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
     actor.update(batch)
     batch["rollout_log_probs"] = actor.compute_log_prob(batch).log_probs_BT
-    return engine, actor, batch
+    return engine, actor, batch, acting
 
 
 class MeteredEngine:
@@ -401,14 +407,14 @@ class MeteredEngine:
         return step
 
 
-def rows_of_text(case: Case, *, rank: int) -> Any:
+def rows_of_text(case: Case, *, rank: int, vocabulary: int) -> Any:
     """Rows of the longest possible length, with an advantage each."""
     import torch
     from tensordict import TensorDict
 
     generator = torch.Generator().manual_seed(rank)
     shape = (case.rows, ROW)
-    ids = torch.randint(case.model["vocab_size"], shape, generator=generator)
+    ids = torch.randint(vocabulary, shape, generator=generator)
     columns = {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
