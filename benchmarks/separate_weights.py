@@ -259,7 +259,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
                 print(markdown(found[-1:]).splitlines()[-1], flush=True)
     command = " ".join(["python -m benchmarks.separate_weights", *sys.argv[1:]])
     load = os.getloadavg()[0]
-    note = f"Other jobs ran on the machine meanwhile (load {load:.0f}): compare the ways."
+    note = (
+        f"Load at the end, of these processes and of others: {load:.0f}, on {os.cpu_count()} cores."
+    )
     result = {"command": command, "machine": describe_machine(), "note": note, "found": found}
     flags.output.write_text(json.dumps(result, indent=1) + "\n")
     flags.output.with_suffix(".md").write_text(f"# {command}\n\n{note}\n\n{markdown(found)}")
