@@ -1,12 +1,15 @@
-"""The spec of an environment with two tasks and a camera, as `env=metaworld` has one: for numbers
-that can be checked by hand.
+"""Specs for numbers that can be checked by hand: of an environment with two tasks and a camera, as
+`env=metaworld` has one, and of one that asks questions in text.
 """
+
+import dataclasses
 
 import gymnasium
 import numpy as np
 
 from envs.base import IMAGES, EnvSpec
 from envs.metaworld.metaworld_env import MEMORY
+from envs.text import MESSAGES
 
 SPEC = EnvSpec(
     name="metaworld",
@@ -17,4 +20,13 @@ SPEC = EnvSpec(
     action_space=gymnasium.spaces.Box(-1, 1, (4,), np.float32),
     max_episode_steps=100,
     memory=MEMORY,
+)
+
+QUESTIONS = dataclasses.replace(
+    SPEC,
+    name="math",
+    observation_space=gymnasium.spaces.Dict(
+        {MESSAGES: gymnasium.spaces.Sequence(gymnasium.spaces.Text(1))}
+    ),
+    max_episode_steps=1,
 )

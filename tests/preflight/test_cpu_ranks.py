@@ -1,28 +1,17 @@
 """Host memory of ranks on CPUs: the table of a rank, and what a host holds besides."""
 
-import dataclasses
 import json
 from pathlib import Path
 
-import gymnasium
 import pytest
 
-from envs.text import MESSAGES
 from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
 from siirl.preflight.cpu_ranks import cpu_ranks_memory, cpu_table
 from siirl.preflight.memory import total
 from siirl.preflight.rank_memory import ROLLOUT_RANK, TRAINING_RANK, rank_memory
-from tests.preflight.camera_spec import SPEC
+from tests.preflight.camera_spec import QUESTIONS, SPEC
 
-QUESTIONS = dataclasses.replace(
-    SPEC,
-    name="math",
-    observation_space=gymnasium.spaces.Dict(
-        {MESSAGES: gymnasium.spaces.Sequence(gymnasium.spaces.Text(1))}
-    ),
-    max_episode_steps=1,
-)
 MODEL = {
     **{"model_type": "qwen2", "vocab_size": 16384, "hidden_size": 512, "intermediate_size": 1536},
     **{"num_hidden_layers": 14, "num_attention_heads": 8, "num_key_value_heads": 4},

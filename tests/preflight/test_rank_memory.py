@@ -9,11 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import gymnasium
 import pytest
 import torch
 
-from envs.text import MESSAGES
 from siirl.engine.critic.value_model import PolicyFeatures, ValueModel
 from siirl.engine.critic.value_scorers import without_head
 from siirl.errors import ConfigError, SiirlError
@@ -41,17 +39,9 @@ from siirl.preflight.model_shapes import (
 from siirl.preflight.prepare import prepare
 from siirl.preflight.rank_memory import ROLLOUT_RANK, rank_memory
 from siirl.preflight.unread import unread_problems
-from tests.preflight.camera_spec import SPEC
+from tests.preflight.camera_spec import QUESTIONS, SPEC
 
 LIBERO_10 = dataclasses.replace(SPEC, name="libero", max_episode_steps=520)
-QUESTIONS = dataclasses.replace(
-    SPEC,
-    name="math",
-    observation_space=gymnasium.spaces.Dict(
-        {MESSAGES: gymnasium.spaces.Sequence(gymnasium.spaces.Text(1))}
-    ),
-    max_episode_steps=1,
-)
 QWEN = {"model_type": "qwen2", **QWEN_7B}
 # config.json of https://huggingface.co/Qwen/Qwen3-8B
 QWEN3 = {
