@@ -42,6 +42,7 @@ from siirl.dag_worker.separate.ray_exchange import ExchangeLine, start_exchange
 from siirl.dag_worker.separate.received_weights import stored_copies
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
 from siirl.dag_worker.separate.sent_weights import BUCKET_BYTES, WeightSender
+from siirl.dag_worker.separate.weight_copies import WeightCopies
 from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.engine.training.collectives import OneProcess
 from siirl.models.weight_rows import in_rows
@@ -78,14 +79,13 @@ class Rollout:
         part = RolloutParts(
             *(nothing, nothing, Engine(), nothing, nothing), self.module, owner=0, closes=()
         )
-        parts = {0: part}
-        if way == "store":
-            self.copies = stored_copies(parts, self.process, line=self.line)
-        else:
-            beside = way == "sent_beside"
-            self.copies = arriving_weights.arriving_copies(
-                parts, self.process, line=self.line, streaming=beside
+        self.copies: WeightCopies[Any] = (
+            stored_copies({0: part}, self.process, line=self.line)
+            if way == "store"
+            else arriving_weights.arriving_copies(
+                {0: part}, self.process, line=self.line, streaming=way == "sent_beside"
             )
+        )
 
     def ready(self) -> int:
         """The process id."""

@@ -18,12 +18,12 @@ from siirl.dag_worker.separate.exchange import Exchange
 from siirl.dag_worker.separate.exchange_messages import PublishedWeights, Weights
 from siirl.dag_worker.separate.published_weights import WeightPublisher
 from siirl.dag_worker.separate.received_weights import (
-    SecondCopies,
     SecondCopy,
+    StoredCopies,
     StoredCopy,
-    WeightThread,
 )
 from siirl.dag_worker.separate.sent_weights import WeightSender
+from siirl.dag_worker.separate.weight_copies import WeightThread
 from siirl.engine.rollout.ledger import RolloutLedger
 from siirl.engine.training.collectives import OneProcess
 from siirl.errors import InvariantError
@@ -57,8 +57,8 @@ class Engine:
         self.version = version
 
 
-def copies(line) -> SecondCopies:
-    return SecondCopies({0: SecondCopy(torch.nn.Identity(), line, Engine())}, owners={0: 0})
+def copies(line) -> StoredCopies:
+    return StoredCopies({0: SecondCopy(torch.nn.Identity(), line, Engine())}, owners={0: 0})
 
 
 def test_weights_that_arrive_while_the_rank_stops_do_not_keep_it_waiting():

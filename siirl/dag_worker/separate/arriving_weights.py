@@ -14,7 +14,7 @@ out: sending (`siirl.dag_worker.separate.sent_weights`), and stored weights
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -31,12 +31,11 @@ from siirl.dag_worker.separate.group_buckets import Arriving, TransferBroken, ma
 from siirl.dag_worker.separate.received_weights import (
     EngineWithWeights,
     HeldRows,
-    RunEnded,
-    SecondCopies,
     SecondCopy,
     StoredCopy,
 )
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
+from siirl.dag_worker.separate.weight_copies import RunEnded, WeightCopies, require_all
 from siirl.engine.training.saved_state import saved_weights
 from siirl.engine.training.weight_sync import VersionedEngine
 from siirl.errors import InvariantError
@@ -151,7 +150,7 @@ class ModuleBeside(SecondCopy):
         for _ in placed:
             pass
         if not self._spare_whole:
-            placed.require_all(self._spare, step=weights.step)
+            require_all(self._spare, placed.names, step=weights.step)
         return placed.checksum
 
     def _placed(self, rows: Iterator[Rows]) -> Iterator[Rows]:
@@ -199,7 +198,7 @@ class EngineInPlace:
     def _take(self, rows: Iterator[Rows], weights: Weights) -> int:
         counted = CountedRows(rows)
         self.engine.replace_weights(counted, version=weights.version, probe=weights.probe)
-        counted.require_all(self._needed, step=weights.step)
+        require_all(self._needed, counted.names, step=weights.step)
         return counted.checksum
 
     def swap(self, weights: Weights) -> None:
@@ -226,13 +225,15 @@ class EngineBeside(StoredCopy):
 
     def _take(self, rows: Iterator[Rows], weights: Weights) -> int:
         self._changing = HeldRows(())  # before others get memory
-        counted = CountedRows(rows)
-        self._changing = HeldRows(part.with_values(part.values.clone()) for part in counted)
-        counted.require_all(self._needed, step=weights.step)
+        self._changing = HeldRows(part.with_values(part.values.clone()) for part in rows)
+        require_all(self._needed, self._changing.by_name, step=weights.step)
         return self._changing.checksum
 
 
-class ArrivingCopies(SecondCopies):
+ArrivingCopy = ModuleBeside | EngineBeside | EngineInPlace
+
+
+class ArrivingCopies(WeightCopies[ArrivingCopy]):
     """The weights of a rank's only policy.
 
     Args:
@@ -240,8 +241,8 @@ class ArrivingCopies(SecondCopies):
         copy: Where they arrive.
     """
 
-    def __init__(self, group: int, copy: ModuleBeside | EngineBeside | EngineInPlace) -> None:
-        super().__init__({group: cast(Any, copy)}, owners={group: group})
+    def __init__(self, group: int, copy: ArrivingCopy) -> None:
+        super().__init__({group: copy}, owners={group: group})
         self._copy = copy
 
     def receive(self, published: PublishedWeights) -> PublishedWeights:
@@ -250,7 +251,7 @@ class ArrivingCopies(SecondCopies):
         return self._copy.arrive() if new else published
 
     def close(self) -> None:
-        """End a wait for weights in another thread."""
+        """See `WeightCopies`."""
         self._copy.channel.closed.set()
 
 
@@ -273,15 +274,6 @@ class CountedRows:
         """Of all rows so far."""
         return self._digest.value
 
-    def require_all(self, needed: Iterable[str], *, step: int) -> None:
-        """Refuse weights that leave some of the acting ones as they were."""
-        missing = sorted({*needed} - self.names)
-        if missing:
-            raise InvariantError(
-                f"The weights of step {step} lack {len(missing)} of the acting ones, the first "
-                f"of them {missing[0]!r}."
-            )
-
 
 def arriving_copies(
     parts: Mapping[int, RolloutParts],
@@ -289,11 +281,11 @@ def arriving_copies(
     *,
     line: "ExchangeLine",
     streaming: bool,
-) -> SecondCopies:
+) -> ArrivingCopies:
     """Where the weights of the only policy arrive, in a stream beside those that act."""
     [(group, part)] = parts.items()
     channel = WeightChannel(line, process)
-    copy: ModuleBeside | EngineBeside | EngineInPlace
+    copy: ArrivingCopy
     if isinstance(part.acting, nn.Module):
         kind = ModuleBeside if streaming else ModuleInPlace
         copy = kind(group, part.acting, channel, part.engine)

@@ -16,9 +16,9 @@ from siirl.dag_worker.empty_ranks import with_columns_of_all, with_columns_of_pr
 from siirl.dag_worker.metric_worker import plain_record
 from siirl.dag_worker.separate.edge import PROMPT
 from siirl.dag_worker.separate.exchange_messages import Report, RolloutProcess
-from siirl.dag_worker.separate.received_weights import SecondCopies
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
 from siirl.dag_worker.separate.training_side import columns_of
+from siirl.dag_worker.separate.weight_copies import WeightCopies
 from siirl.data_coordinator.protocol.batch import check_shapes, shallow_copy
 from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
 from siirl.data_coordinator.sample_info import SampleInfo
@@ -62,7 +62,7 @@ class PromptRunner:
         group: int,
         graph: TaskGraph,
         parts: RolloutParts,
-        copies: SecondCopies,
+        copies: WeightCopies[Any],
         process: RolloutProcess,
         line: "ExchangeLine",
     ) -> None:

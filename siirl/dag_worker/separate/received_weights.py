@@ -8,10 +8,9 @@ and fetch frozen weights once. Left out: publishing (`siirl.dag_worker.separate.
 and weights that training ranks send (`siirl.dag_worker.separate.arriving_weights`).
 """
 
-import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -25,6 +24,7 @@ from siirl.dag_worker.separate.exchange_messages import (
     Weights,
 )
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
+from siirl.dag_worker.separate.weight_copies import WeightCopies, require_all
 from siirl.engine.training.saved_state import saved_weights
 from siirl.engine.training.weight_buckets import Entry
 from siirl.engine.training.weight_sync import VersionedEngine
@@ -35,10 +35,6 @@ from siirl.models.weight_rows import Rows
 
 if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
-
-
-class RunEnded(Exception):
-    """The run ends while a rank waits for weights, which then do not come."""
 
 
 class SecondCopy:
@@ -76,7 +72,7 @@ class SecondCopy:
         Raises:
             InvariantError: The checksum differs from the sender's, or a weight was not sent.
         """
-        _require_all(weights, self._spare)
+        require_all(self._spare, _sent(weights), step=weights.step)
         if self._spare_frozen is None or self._spare_frozen[0] != weights.frozen:
             self._spare_frozen = weights.frozen, self._copy(weights.frozen, step=weights.step)
         changing = self._copy(weights.buckets, step=weights.step)
@@ -145,7 +141,7 @@ class StoredCopy:
 
     def receive(self, weights: Weights) -> None:
         """Bring published weights to this machine; see `SecondCopy`."""
-        _require_all(weights, self._needed)
+        require_all(self._needed, _sent(weights), step=weights.step)
         if self._frozen_buckets != weights.frozen:
             self._frozen = HeldRows(_fetched(self.line, weights.frozen, step=weights.step))
             self._frozen_buckets = weights.frozen
@@ -189,19 +185,13 @@ def _fetched(line: "ExchangeLine", buckets: Iterable[Bucket], *, step: int) -> I
         yield from (Entry.unpacked(each).rows(buffer) for each in packed)
 
 
-def _require_all(weights: Weights, needed: Iterable[str]) -> None:
-    """Refuse weights that leave some of the acting ones as they were, perhaps uninitialised."""
-    sent = {
+def _sent(weights: Weights) -> set[str]:
+    """Names of the weights in the buckets."""
+    return {
         Entry.unpacked(each).name
         for packed, _ in (*weights.frozen, *weights.buckets)
         for each in packed
     }
-    missing = sorted({*needed} - sent)
-    if missing:
-        raise InvariantError(
-            f"The weights of step {weights.step} lack {len(missing)} of the acting ones, the "
-            f"first of them {missing[0]!r}."
-        )
 
 
 def _require_arrived(weights: Weights, *, frozen: int, changing: int) -> None:
@@ -214,20 +204,8 @@ def _require_arrived(weights: Weights, *, frozen: int, changing: int) -> None:
         )
 
 
-class SecondCopies:
-    """Second copies of all policies that act on a rank; they are swapped together.
-
-    Args:
-        copies: Second copies, by the agent group that owns the weights.
-        owners: For each agent group, the group that owns its weights.
-    """
-
-    def __init__(
-        self, copies: Mapping[int, SecondCopy | StoredCopy], *, owners: Mapping[int, int]
-    ) -> None:
-        self.copies, self.owners = dict(copies), dict(owners)
-        self.step = -1
-        """Step whose weights act; -1 before the first arrival."""
+class StoredCopies(WeightCopies[SecondCopy | StoredCopy]):
+    """Copies of all policies that act on a rank, which fetch stored weights."""
 
     def receive(self, published: PublishedWeights) -> PublishedWeights:
         """Receive the weights that do not act yet (see `SecondCopy`); returns what arrived."""
@@ -238,107 +216,12 @@ class SecondCopies:
     def close(self) -> None:
         """Do nothing: stored weights are there at once."""
 
-    def swap(self, published: PublishedWeights) -> None:
-        """Let the received weights act, between two forward passes."""
-        for copy, weights in self._new(published):
-            copy.swap(weights)
-        self.step = published.step
-        for owner, copy in self.copies.items():
-            copy.steps_of_versions[published.of_groups[owner].version] = published.step
-
-    def step_of(self, group: int, version: int) -> int:
-        """The last training step whose weights had `version` when they acted for `group`."""
-        return self.copies[self.owners[group]].steps_of_versions[version]
-
-    def _new(self, published: PublishedWeights) -> list[tuple[SecondCopy | StoredCopy, Weights]]:
-        pairs = [(copy, published.of_groups[owner]) for owner, copy in self.copies.items()]
-        return [(copy, weights) for copy, weights in pairs if copy.acting_step != weights.step]
-
-
-class WeightThread:
-    """Receives each new version in a thread, and reports when one can be swapped in.
-
-    Args:
-        copies: Receive the weights.
-        line: Connection to the exchange.
-        arrived: Called in the thread with the received weights; the next weights are received after
-            `release`.
-    """
-
-    def __init__(
-        self,
-        copies: SecondCopies,
-        line: "ExchangeLine",
-        *,
-        arrived: Callable[[PublishedWeights], object],
-    ) -> None:
-        self.copies = copies
-        self.line = line
-        self.arrived = arrived
-        self._error: BaseException | None = None
-        self._over = threading.Event()
-        self._free = threading.Event()
-        self._free.set()
-        self._thread = threading.Thread(target=self._run, name="siirl-weights", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise the error that ended the thread or that `fail` got, if there is one."""
-        if self._error is not None:
-            raise self._error
-
-    def fail(self, error: Exception) -> None:
-        """Let `check` raise the error of weights that could not be swapped in."""
-        self._error = error
-
-    def release(self) -> None:
-        """Mark the received weights as acting, so that the second copy may be overwritten."""
-        self._free.set()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._over.set()
-        self.copies.close()
-        self._free.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._receive_all()
-        except BaseException as error:  # noqa: BLE001 - `check` raises it in the rank's thread
-            self._error = error
-
-    def _receive_all(self) -> None:
-        while True:
-            self._free.wait()
-            if self._over.is_set():
-                return
-            self._receive_next()
-
-    def _receive_next(self) -> None:
-        """Receive weights if others are published; without a reference to them while it waits."""
-        published = self.line.call("weights", None, self.copies.step)
-        if published is None:
-            return
-        self._free.clear()
-        if self._over.is_set():  # `stop` set `_free` before it was cleared
-            self._free.set()
-            return
-        try:
-            arrived = self.copies.receive(published)
-        except RunEnded:  # `stop` follows
-            return
-        self.arrived(arrived)
-
 
 def stored_copies(
     parts: Mapping[int, RolloutParts], process: RolloutProcess, *, line: "ExchangeLine"
-) -> SecondCopies:
+) -> StoredCopies:
     """Second copies of all policies, which fetch stored weights."""
-    return SecondCopies(
+    return StoredCopies(
         {
             group: SecondCopy(part.acting, line, part.engine)
             if isinstance(part.acting, nn.Module)

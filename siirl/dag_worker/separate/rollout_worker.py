@@ -23,8 +23,8 @@ from siirl.dag_worker.separate.exchange_messages import (
     Work,
 )
 from siirl.dag_worker.separate.prompt_runner import PromptRunner, since
-from siirl.dag_worker.separate.received_weights import RunEnded, SecondCopies, WeightThread
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
+from siirl.dag_worker.separate.weight_copies import RunEnded, WeightCopies, WeightThread
 from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.resource_groups import part_of_agent
 from siirl.interrupts import Interrupted
@@ -55,7 +55,7 @@ class RolloutWorker:
         rank: int,
         line: "ExchangeLine",
         build: Callable[[], dict[int, RolloutParts]],
-        receives: Callable[[dict[int, RolloutParts], RolloutProcess], SecondCopies],
+        receives: Callable[[dict[int, RolloutParts], RolloutProcess], WeightCopies[Any]],
         streaming: bool,
         on_start: Callable[[], object] | None = None,
     ) -> None:
