@@ -4,7 +4,7 @@ from siirl.gpu_checks.check import CheckSkipped, Trial
 from siirl.params.data_args import DataArguments
 from siirl.params.model_args import ActorArguments, ActorRolloutRefArguments, ModelArguments
 from siirl.preflight.model_shapes import ModelShape
-from siirl.preflight.rank_memory import PolicyMemory
+from siirl.preflight.policy_memory import PolicyMemory
 
 LARGEST_ERROR = 0.15  # share of the measured peak
 

@@ -21,15 +21,14 @@ from siirl.params import sizes
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.preflight.memory import CHECKPOINT, Parts, policy_parameters, trained_parameters
 from siirl.preflight.model_shapes import unknown_shape
-from siirl.preflight.rank_memory import (
+from siirl.preflight.rank_memory import encoder_bytes, rank_memory
+from siirl.preflight.rank_table import (
     MOMENTS,
     OF_CRITIC,
     ROLLOUT_RANK,
     TRAINING_RANK,
     WEIGHTS,
     RankMemory,
-    encoder_bytes,
-    rank_memory,
 )
 
 

@@ -19,14 +19,9 @@ from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.machine import Gpu
 from siirl.preflight.memory import Parts
 from siirl.preflight.model_shapes import DECODERS, ModelShape
-from siirl.preflight.rank_memory import (
-    RANK,
-    RankMemory,
-    compute_bytes,
-    model_shape,
-    rank_memory,
-    recomputes,
-)
+from siirl.preflight.policy_memory import compute_bytes, recomputes
+from siirl.preflight.rank_memory import model_shape, rank_memory
+from siirl.preflight.rank_table import RANK, RankMemory
 
 Setting = Mapping[str, Any]
 """Values of keys that are changed together."""

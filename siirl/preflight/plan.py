@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from siirl.preflight.group_placement import GroupPlan
 from siirl.preflight.machine import Gpu
 from siirl.preflight.memory import total
-from siirl.preflight.rank_memory import RankMemory
+from siirl.preflight.rank_table import RankMemory
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
 from siirl.preflight.cpu_ranks import cpu_ranks_memory, cpu_table
 from siirl.preflight.memory import total
-from siirl.preflight.rank_memory import ROLLOUT_RANK, TRAINING_RANK, rank_memory
+from siirl.preflight.rank_memory import rank_memory
+from siirl.preflight.rank_table import ROLLOUT_RANK, TRAINING_RANK
 from tests.preflight.camera_spec import QUESTIONS, SPEC
 
 MODEL = {

@@ -16,7 +16,7 @@ from siirl.preflight.duration import PROBE_S, estimated_minutes, measured_speed
 from siirl.preflight.machine import Gpu
 from siirl.preflight.plan import Machine, ResumePoint
 from siirl.preflight.plan_text import render
-from siirl.preflight.rank_memory import RankMemory
+from siirl.preflight.rank_table import RankMemory
 from tests.preflight.camera_spec import SPEC
 from tests.preflight.plans import JOB, NO_VIDEOS, one_line, plan_of
 
