@@ -91,6 +91,11 @@ class LatentEncoder:
             for part in self._modules():
                 part.to(placement.device)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, which are on the device while clips are encoded."""
+        return sum(weight.nbytes for part in self._modules() for weight in part.parameters())
+
     def encode(self, clips: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         """See `VideoEncoder.encode`."""
         embeddings = np.zeros((len(clips), self.embedding_size), np.float32)

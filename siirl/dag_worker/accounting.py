@@ -4,9 +4,9 @@ owner.
 Recorded after every training step. Like verl's `perf/throughput`, throughput covers the whole step,
 waiting included, and is divided by all GPUs of the job; each rank adds the rollouts that it
 reports. MFU covers only the actor's update, waiting included, and is divided by all GPUs of the
-rank; those that only vLLM uses are idle in the update. Activations, keys and values, gradients, the
-encoder and the reward model are counted together, as the part of a GPU's peak that is not held
-between steps by name. Left out altogether: vLLM's own process (`mode=async`).
+rank; those that only vLLM uses are idle in the update. Memory of a rollout (keys and values, the
+encoder, vLLM's own processes) comes with its counts (`RolloutEngine.take_memory`). Activations and
+the reward model are only in the part of a GPU's peak that is not held between steps.
 """
 
 import contextlib

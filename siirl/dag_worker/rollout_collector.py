@@ -185,7 +185,7 @@ def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[s
         "policy/batch_size": Weighted(stats["policy_calls"] / max(passes, 1.0), passes),
         "policy/busy_share": stats["policy_busy_s"] / seconds,
         "time/encode_video_s": stats.get("encode_s", 0.0),
-        **{name: value for name, value in stats.items() if name.startswith("env/")},
+        **{key: value for key, value in stats.items() if key.startswith(("env/", "memory/"))},
     }
 
 

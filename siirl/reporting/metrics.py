@@ -346,7 +346,7 @@ METRICS: dict[str, Metric] = {
         _MAX,
         "memory/gpu_peak_bytes without the weights, moments and acting copies that a rank keeps "
         "between steps: at the peak, activations with gradients, or keys and values, the encoder "
-        "and the reward model; vLLM's own process is not in it",
+        "and the reward model; vLLM's own processes are in memory/vllm_gpu_peak_bytes",
     ),
     "memory/gpu_loading_peak_bytes": Metric(
         _MAX, "peak memory of tensors on the fullest GPU while models are loaded; once a run"
@@ -355,10 +355,27 @@ METRICS: dict[str, Metric] = {
         _MAX,
         "gradients of the largest rank at an optimiser's step of this model; an update frees them",
     ),
+    "memory/keys_values_bytes": Metric(
+        _MAX,
+        "largest keys and values of a rank's engine in this step; vLLM allocates all at once. An "
+        "update frees those of siirl's own engine, and of a vLLM that sleeps",
+    ),
+    "memory/encoder_bytes": Metric(
+        _MAX,
+        "weights of the reward's V-JEPA encoder, on its device while it encodes a rollout",
+    ),
+    "memory/vllm_host_peak_bytes": Metric(
+        _MAX,
+        "peak resident memory, in this step, of vLLM's own processes (rollout.mode=async) that "
+        "compute for the largest rank; since their start where the kernel resets no peak",
+    ),
+    "memory/vllm_gpu_peak_bytes": Metric(
+        _MAX, "peak memory of tensors of the same processes on their GPUs, in this step"
+    ),
     "memory/<what>_bytes": Metric(
         _MAX,
         "memory of its device that the largest rank keeps between steps for this part; not listed "
-        "are activations, keys and values, the encoder, a reward model and vLLM's own process",
+        "are activations and a reward model",
     ),
     # A rank has actor_rollout_ref.rollout.tensor_model_parallel_size GPUs; on CPUs it counts as
     # one.

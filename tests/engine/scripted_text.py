@@ -112,6 +112,9 @@ class ScriptedEngine:
         calls = float(len(self.requests))
         return {"busy_s": 0.0, "calls": calls, "forward_passes": calls, "tokens": 0.0}
 
+    def take_memory(self):
+        return {}
+
     def close(self) -> None:
         self.closed = True
 

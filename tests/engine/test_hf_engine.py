@@ -356,6 +356,18 @@ def test_idle_slots_give_their_memory_back():
     assert idle.cache.keys == []
 
 
+def test_the_largest_keys_and_values_of_a_rollout_are_counted_also_after_their_release():
+    counted = engine()
+    assert counted.take_memory() == {"keys_values": 0}
+    allocated = []
+    counted.model.causal_lm.get_input_embeddings().register_forward_hook(
+        lambda *_: allocated.append((*counted.cache.keys, *counted.cache.values))
+    )
+    ask(counted, *(request(name, "17+25=", tokens=4) for name in "abc"))
+    assert counted.take_memory() == {"keys_values": sum(each.nbytes for each in allocated[-1])}
+    assert counted.take_memory() == {"keys_values": 0}
+
+
 def test_statistics_count_requests_passes_and_tokens():
     counting = never_ending()
     ask(counting, request("a", "17+25=", tokens=4), request("b", "1+1=", tokens=2))

@@ -340,6 +340,15 @@ def test_statistics_count_requests_steps_and_tokens(engine, endless):
 
 
 @needs_vllm
+def test_its_keys_and_values_have_the_size_that_was_set(engine):
+    def allocated(worker):
+        return sum(each.nbytes for each in worker.model_runner.kv_caches)
+
+    [found] = engine._on_workers(allocated)
+    assert engine.take_memory() == {"keys_values": pytest.approx(found, rel=0.02)}  # whole blocks
+
+
+@needs_vllm
 def test_the_process_is_left_as_it_was(engine):
     assert torch.get_default_dtype() == torch.float32
     threads = torch.get_num_threads()
@@ -408,6 +417,8 @@ def test_vllm_in_a_separate_process_agrees_takes_weights_and_is_interrupted(endl
     engine = make_engine("AsyncVLLMEngine", longest_text=110)
     try:
         assert engine.longest == 110  # of the model's 128
+        resident = max(each.memory_info().rss for each in psutil.Process().children())
+        assert engine.take_memory()["vllm_host_peak"] == pytest.approx(resident, rel=0.3)
         assert knocked_at(ports(*psutil.Process().children(recursive=True))) == {
             ("127.0.0.1", False)
         }

@@ -1,6 +1,6 @@
 """The interface and the counters of every rollout engine, for both text and actions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Protocol
 
@@ -24,6 +24,11 @@ class RolloutEngine(Protocol):
 
     def take_stats(self) -> Mapping[str, float]:
         """Counts since the last call (`EngineCounts`)."""
+
+    def take_memory(self) -> Mapping[str, float]:
+        """Largest bytes since the last call, by what holds them: `keys_values`, or a peak of
+        processes of the engine's own.
+        """
 
     def rest(self) -> None:
         """Free memory that only rollouts use; the next rollout or new weights allocate it again."""
@@ -50,3 +55,12 @@ class EngineCounts:
         for field in fields(self):
             setattr(self, field.name, field.default)
         return taken
+
+
+def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Sums by name, of the stats of several engines or processes."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total.get(name, 0.0) + value
+    return total

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from siirl.engine.rollout.admission import Admission, PendingRequest
+from siirl.engine.rollout.engine import summed
 from siirl.engine.rollout.generation import (
     EngineWithTokenizer,
     GenerationRequest,
@@ -77,11 +78,11 @@ class EngineOfAgents:
 
     def take_stats(self) -> Mapping[str, float]:
         """Sums over the engines."""
-        total: dict[str, float] = {}
-        for engine in self.engines:
-            for name, value in engine.take_stats().items():
-                total[name] = total.get(name, 0.0) + value
-        return total
+        return summed(engine.take_stats() for engine in self.engines)
+
+    def take_memory(self) -> Mapping[str, float]:
+        """Sums over the engines."""
+        return summed(engine.take_memory() for engine in self.engines)
 
     def close(self) -> None:
         """See `TextEngine`."""

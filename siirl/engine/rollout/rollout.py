@@ -107,7 +107,8 @@ class Rollout(InferenceEngine):
     def take_stats(self, *, seconds: float) -> dict[str, float]:
         """Counts of engine and environments since the last call, which was `seconds` ago."""
         stats = {f"policy_{name}": value for name, value in self.engine.take_stats().items()}
-        return {"seconds": seconds, **stats, **self.pool.stats()}
+        memory = {f"memory/{name}_bytes": size for name, size in self.engine.take_memory().items()}
+        return {"seconds": seconds, **stats, **memory, **self.pool.stats()}
 
 
 def requests_for_prompts(

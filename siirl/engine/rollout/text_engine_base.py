@@ -40,6 +40,10 @@ class TextEngineBase:
         """Busy seconds, requests, forward passes and generated tokens since the last call."""
         return self.counts.take()
 
+    def take_memory(self) -> dict[str, float]:
+        """See `TextEngine`; nothing by default."""
+        return {}
+
 
 class InProcessTextEngine(TextEngineBase, abc.ABC):
     """An engine that works in the caller's process, one synchronous step at a time.

@@ -115,6 +115,8 @@ class HFEngine(InProcessTextEngine):
         self.passes_waited = 0
         self.rows = RunningRows()
         self.cache = SlotCache()
+        self.largest_cache = 0
+        """Bytes, since the last `take_memory`."""
         self.stop_ids = np.array(sorted(tokenizer.stop_ids), np.int64)
 
     def interrupt(self) -> None:
@@ -125,6 +127,11 @@ class HFEngine(InProcessTextEngine):
             pending.resolve(EMPTY_RESPONSE)
         self._clear()
 
+    def take_memory(self) -> dict[str, float]:
+        """See `TextEngine`."""
+        taken, self.largest_cache = self.largest_cache, self.cache.nbytes
+        return {"keys_values": float(taken)}
+
     # Scheduling
 
     def _step(self) -> bool:
@@ -134,6 +141,7 @@ class HFEngine(InProcessTextEngine):
             self._join()
         if self.rows.count:
             self._continue()
+        self.largest_cache = max(self.largest_cache, self.cache.nbytes)
         if not self._all_pending():
             self.cache.release()
         return bool(self.rows.count or self.joining)

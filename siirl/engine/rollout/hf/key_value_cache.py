@@ -65,6 +65,11 @@ class SlotCache(Cache):
                 tensors[layer][: old_SHLD.shape[0], :, : old_SHLD.shape[2]] = old_SHLD
         self.rows, self.length = rows, length
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(layer.nbytes for layer in (*self.keys, *self.values))
+
     def release(self) -> None:
         """Free the memory."""
         self.keys = []

@@ -117,6 +117,10 @@ class EmbodiedEngine:
         """Seconds in forward passes, requests answered and forward passes, since the last call."""
         return self.counts.take()
 
+    def take_memory(self) -> dict[str, float]:
+        """Nothing: the policy keeps no keys and values between passes."""
+        return {}
+
     def _schedule_flush(self) -> None:
         # call_soon: requests that become ready in this iteration of the loop join the same batch.
         if self.waiting and not self.flush_scheduled:

@@ -24,6 +24,7 @@ from siirl.engine.rollout.workflow import (
 from siirl.env_server.pool import EnvPool
 from siirl.models.policy import Policy
 from vjepa.encoders import VideoEncoder
+from vjepa.latent_encoder import LatentEncoder
 
 
 class EmbodiedRollout(Rollout):
@@ -101,6 +102,13 @@ class EmbodiedRollout(Rollout):
         embeddings_BD = self.encoder.encode(videos)
         for trajectory, embedding_D in zip(result.trajectories, embeddings_BD, strict=True):
             trajectory.row["video_embedding"] = embedding_D
+
+    def take_stats(self, *, seconds: float) -> dict[str, float]:
+        """See `Rollout`; with the memory of the encoder's weights, if they are known."""
+        stats = super().take_stats(seconds=seconds)
+        if isinstance(self.encoder, LatentEncoder):
+            stats["memory/encoder_bytes"] = float(self.encoder.weight_bytes)
+        return stats
 
     def close(self) -> None:
         """See `Rollout.close`."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from siirl.engine.rollout.admission import PendingRequest, check_length
+from siirl.engine.rollout.engine import summed
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.vllm.vllm_engine import Continuation, VLLMBase, require_same_log_prob
 from siirl.engine.rollout.vllm.vllm_probe import Probe
@@ -98,6 +99,10 @@ class AsyncVLLMEngine(VLLMBase):
             if not self.running:
                 self.counts.busy_s += time.perf_counter() - self.busy_since
         return continuation.response(reason)
+
+    def take_memory(self) -> dict[str, float]:
+        """See `TextEngine`; the peaks of vLLM's processes are added up."""
+        return super().take_memory() | summed(self._on_workers("siirl_take_peaks"))
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:

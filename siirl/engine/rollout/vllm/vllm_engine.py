@@ -51,6 +51,7 @@ from siirl.models.weight_rows import Rows, in_rows
 from siirl.occupation import OCCUPATION
 from siirl.params.packages import require_vllm
 from siirl.params.rollout_args import RolloutArguments
+from siirl.params.sizes import GIB
 
 MEGABYTE = 1 << 20
 SLEEP_LEVEL = 1  # weights go to the host; level 2 would drop them
@@ -148,6 +149,7 @@ class VLLMBase(TextEngineBase, abc.ABC):
         if self.device.type == "cuda":
             require_peer_access(self.device, num_gpus=num_gpus)
         self.bucket_bytes = bucket_bytes
+        self.cache_bytes = kv_cache_gib * GIB * num_gpus
         self.sleeps = sleeps and self.device.type != "cpu"
         self.asleep = False
         self.running: dict[str, Continuation] = {}
@@ -262,6 +264,10 @@ class VLLMBase(TextEngineBase, abc.ABC):
         """Call a method of the worker extension on every worker."""
         found: list[Any] = self._wait(self.vllm.collective_rpc(method, args=arguments))
         return found
+
+    def take_memory(self) -> dict[str, float]:
+        """See `TextEngine`: vLLM allocates its cache at once."""
+        return {"keys_values": self.cache_bytes}
 
     # Sleep
 

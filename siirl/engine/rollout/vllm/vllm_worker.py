@@ -14,6 +14,7 @@ import torch
 from siirl.engine.rollout.vllm.weight_places import WeightPlaces, weight_places
 from siirl.engine.training.port_guard import guard_all_ports
 from siirl.engine.training.weight_buckets import Entry, MappedBuffers
+from siirl.host_peak import peak_bytes, reset_peak
 from siirl.models.checksum import RunningChecksum
 from siirl.models.weight_rows import Rows
 
@@ -31,6 +32,17 @@ class WorkerExtension:
     def siirl_shut_ports(self) -> None:
         """Shut the ports of this process, a worker of vLLM: those of gloo and of torch's stores."""
         guard_all_ports()
+
+    def siirl_take_peaks(self) -> dict[str, float]:
+        """Peaks of this process since the last call: of its resident memory, and of the tensors on
+        its GPU.
+        """
+        device, peaks = self.model_runner.device, {"vllm_host_peak": float(peak_bytes())}
+        reset_peak()  # where the kernel refuses, the peak is that of the run
+        if device.type == "cuda":
+            peaks["vllm_gpu_peak"] = float(torch.cuda.max_memory_allocated(device))
+            torch.cuda.reset_peak_memory_stats(device)
+        return peaks
 
     def siirl_scale_logits(self, factor: float) -> None:
         """Multiply the model's logits, so that vLLM's temperature 1 is the training temperature.
