@@ -15,6 +15,7 @@ from torch import nn
 from siirl.dag_worker.separate import arriving_weights, group_buckets, sent_weights
 from siirl.dag_worker.separate.edge import Edge
 from siirl.dag_worker.separate.exchange_messages import Receiver
+from siirl.dag_worker.separate.group_buckets import machine_name
 from siirl.dag_worker.separate.ray_exchange import ExchangeLine, start_exchange
 from siirl.dag_worker.separate.rollout_ranks import RolloutParts
 from siirl.dag_worker.separate.sent_weights import WeightSender
@@ -27,6 +28,7 @@ from tests.engine.tiny_policies import Trained
 pytestmark = pytest.mark.usefixtures("ray_in_this_process")
 SMALL_BUCKET = 100_000  # a layer has 40,000 bytes
 LIMIT_S = 1500.0  # for a hang; a process imports for 6 s, on busy cores for more than a minute
+REST_S = 5.0
 
 
 def policy(seed: int) -> nn.Sequential:
@@ -47,20 +49,22 @@ class Engine:
 
 
 class RolloutProcess:
-    """A rollout rank that receives weights and does nothing else.
-
-    Args:
-        exchange: The exchange's actor.
-        rank: Number of the rank.
-        streaming: Whether weights arrive beside those that act.
-        fate: Signal that it sends itself when it has received half of the weights; 0: none.
-        apart: Whether it is on another machine than the training process.
+    """Works as a rollout rank that receives weights and does nothing else; one after another, since
+    a process takes six seconds to import what it needs.
     """
 
-    def __init__(self, exchange, rank, *, streaming=False, fate=0, apart=False):
+    def begin(self, exchange, rank, *, streaming=False, fate=0, apart=False):
+        """Work as a new process; returns its id.
+
+        Args:
+            exchange: The exchange's actor.
+            rank: Number of the rank.
+            streaming: Whether weights arrive beside those that act.
+            fate: Signal that it sends itself when it has received half of the weights; 0: none.
+            apart: Whether it is on another machine than the training process.
+        """
         torch.set_num_threads(1)
-        if apart:
-            arriving_weights.machine_name = lambda: "another machine"
+        arriving_weights.machine_name = (lambda: "another machine") if apart else machine_name
         self.line, self.engine, self.fate = ExchangeLine(exchange), Engine(), fate
         self.process = self.line.call("join", rank)
         self.module = policy(seed=100 + rank)
@@ -81,8 +85,6 @@ class RolloutProcess:
                 yield part
 
         self.copies._copy._placed = fateful
-
-    def ready(self):
         self.line.call("ready", self.process)
         return os.getpid()
 
@@ -91,6 +93,9 @@ class RolloutProcess:
         published = self.line.call("weights", None, self.copies.step)
         self.copies.swap(self.copies.receive(published))
         return self.copies.step, self.engine.version, checksum(self.module.state_dict())
+
+    def rest(self):
+        """Return when no call is running."""
 
 
 class TrainingProcess:
@@ -163,13 +168,37 @@ def training(exchange, monkeypatch) -> TrainingProcess:
     return sender
 
 
-def rollouts(exchange, *options, **shared):
-    """Processes of rank 0, 1, … that are ready."""
-    started = [
-        ray.remote(RolloutProcess).options(num_cpus=0).remote(exchange, rank, **shared, **own)
-        for rank, own in enumerate(options)
-    ]
-    return started, ray.get([each.ready.remote() for each in started], timeout=LIMIT_S)
+@pytest.fixture(scope="module")
+def idle() -> list[Any]:
+    """Processes that have worked in earlier tests."""
+    return []
+
+
+@pytest.fixture
+def rollouts(exchange, idle):
+    """Lets processes work as ranks from `first` on: their actors and process ids."""
+    working = []
+
+    def begin(*options, first=0, **shared):
+        started = [
+            idle.pop() if idle else ray.remote(RolloutProcess).options(num_cpus=0).remote()
+            for _ in options
+        ]
+        working.extend(started)
+        begun = [
+            each.begin.remote(exchange, rank, **shared, **own)
+            for rank, (each, own) in enumerate(zip(started, options, strict=True), start=first)
+        ]
+        return started, ray.get(begun, timeout=LIMIT_S)
+
+    yield begin
+    for each in working:
+        try:
+            ray.get(each.rest.remote(), timeout=REST_S)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            ray.kill(each)  # dead, or it still waits for weights
+        else:
+            idle.append(each)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +207,10 @@ def rollouts(exchange, *options, **shared):
     ids=["lockstep on one machine", "stream over machines"],
 )
 def test_every_rollout_process_acts_with_the_bits_of_each_step(
-    exchange, training, streaming, apart
+    rollouts, training, streaming, apart
 ):
     """Ten layers arrive in each copy once; then the frozen one stays."""
-    started, _ = rollouts(exchange, {}, {}, streaming=streaming, apart=apart)
+    started, _ = rollouts({}, {}, streaming=streaming, apart=apart)
     layer, sent = 40_000, []
     for step in range(4):
         if step:
@@ -197,9 +226,9 @@ def test_every_rollout_process_acts_with_the_bits_of_each_step(
     "apart", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one machine", "machines"]
 )
 def test_a_rank_killed_in_the_middle_keeps_no_weights_from_the_other_and_its_replacement_gets_them(
-    exchange, training, apart, caplog
+    rollouts, training, apart, caplog
 ):
-    (other, killed), _ = rollouts(exchange, {}, {"fate": signal.SIGKILL}, apart=apart)
+    (other, killed), _ = rollouts({}, {"fate": signal.SIGKILL}, apart=apart)
     bits = training.publish(0)
     dying, answer = killed.receive.remote(), other.receive.remote()
     assert training.serve_until([answer]) == [(0, 0, bits)]
@@ -211,8 +240,7 @@ def test_a_rank_killed_in_the_middle_keeps_no_weights_from_the_other_and_its_rep
     assert what in caplog.text
     assert ".cc:" not in caplog.text  # gloo's source files
     training.line.call("rank_died", 1)
-    replacement = ray.remote(RolloutProcess).options(num_cpus=0).remote(exchange, 1, apart=apart)
-    ray.get(replacement.ready.remote(), timeout=LIMIT_S)
+    [replacement], _ = rollouts({}, first=1, apart=apart)
     assert training.serve_until([replacement.receive.remote()]) == [(0, 0, bits)]
     training.train()
     bits = training.publish(1)
@@ -222,9 +250,9 @@ def test_a_rank_killed_in_the_middle_keeps_no_weights_from_the_other_and_its_rep
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["lockstep", "stream"])
 def test_weights_that_no_update_changed_reach_only_a_rank_that_does_not_have_them(
-    exchange, training, streaming
+    rollouts, training, streaming
 ):
-    [one], _ = rollouts(exchange, {}, streaming=streaming)
+    [one], _ = rollouts({}, streaming=streaming)
     bits = training.publish(0)
     assert training.serve_until([one.receive.remote()]) == [(0, 0, bits)]
     training.sent_bytes()
@@ -233,8 +261,7 @@ def test_weights_that_no_update_changed_reach_only_a_rank_that_does_not_have_the
     assert training.serve() == 0
     assert time.perf_counter() - begin < 0.4  # nor does training wait until it asks
     assert ray.get(one.receive.remote(), timeout=LIMIT_S) == (1, 0, bits)
-    joiner = ray.remote(RolloutProcess).options(num_cpus=0).remote(exchange, 1, streaming=streaming)
-    ray.get(joiner.ready.remote(), timeout=LIMIT_S)
+    [joiner], _ = rollouts({}, first=1, streaming=streaming)
     assert training.serve_until([joiner.receive.remote()]) == [(1, 0, bits)]
     assert training.sent_bytes() == 400_000
     training.train()
@@ -259,10 +286,10 @@ def test_a_transfer_that_breaks_off_before_its_first_bucket_counts_no_bytes(
 
 
 def test_the_seconds_of_sending_are_those_of_the_transfers_whose_bytes_are_counted(
-    exchange, training
+    rollouts, training
 ):
     """Not the wait until a rank asks, nor a call in which none does."""
-    [one], _ = rollouts(exchange, {})
+    [one], _ = rollouts({})
     training.publish(0)
     training.sender.serve()
     assert training.sender.transfers() == {"sync/seconds": 0.0, "sync/bytes": 0.0}
@@ -276,10 +303,10 @@ def test_the_seconds_of_sending_are_those_of_the_transfers_whose_bytes_are_count
 
 
 def test_a_rank_that_stops_in_the_middle_delays_the_other_by_the_time_limit(
-    exchange, training, monkeypatch
+    rollouts, training, monkeypatch
 ):
     monkeypatch.setattr(group_buckets, "SILENCE_S", 3.0)
-    (other, stopped), pids = rollouts(exchange, {}, {"fate": signal.SIGSTOP})
+    (other, stopped), pids = rollouts({}, {"fate": signal.SIGSTOP})
     bits = training.publish(0)
     late, answer = stopped.receive.remote(), other.receive.remote()
     assert training.serve_until([answer]) == [(0, 0, bits)]
@@ -288,9 +315,9 @@ def test_a_rank_that_stops_in_the_middle_delays_the_other_by_the_time_limit(
 
 
 def test_a_killed_training_process_leaves_no_half_weights_and_a_resumed_one_sends_them(
-    exchange, training
+    exchange, training, rollouts
 ):
-    (one, two), _ = rollouts(exchange, {}, {}, streaming=True)
+    (one, two), _ = rollouts({}, {}, streaming=True)
     actor = ray.remote(TrainingProcess).options(num_cpus=0)
     dying = actor.remote(exchange, seed=1, fate=signal.SIGKILL)
     ray.get(dying.publish.remote(0), timeout=LIMIT_S)
@@ -303,9 +330,9 @@ def test_a_killed_training_process_leaves_no_half_weights_and_a_resumed_one_send
 
 
 @pytest.mark.slow  # the rollout process gives up after 30 seconds, twice
-def test_three_transfers_that_break_off_end_the_run_with_the_cause(exchange, training, monkeypatch):
+def test_three_transfers_that_break_off_end_the_run_with_the_cause(rollouts, training, monkeypatch):
     monkeypatch.setattr(sent_weights.OpenGroup, "connect", closed_network)
-    (one, _), _ = rollouts(exchange, {}, {})
+    (one, _), _ = rollouts({}, {})
     waiting = one.receive.remote()
     with pytest.raises(RunFailed, match=r"rollout rank 0 broke off, like the 2 before it: closed"):
         training.serve_until([waiting])
@@ -316,8 +343,8 @@ def closed_network(opened):
     raise RuntimeError("closed")
 
 
-def test_nothing_is_sent_to_a_process_that_died_while_it_waited(exchange, training):
-    (one, two), pids = rollouts(exchange, {}, {})
+def test_nothing_is_sent_to_a_process_that_died_while_it_waited(rollouts, training):
+    (one, two), pids = rollouts({}, {})
     training.publish(0)
     answers = [one.receive.remote(), two.receive.remote()]
     while len(training.line.call("receivers", True)) < 2:

@@ -52,7 +52,7 @@ def test_each_encoder_gets_colours_in_its_own_normalisation():
     patches = backbone(image)
     first = backbone.featurizer(torch.full((1, 3, 28, 28), 2.0))  # (1 - 0.5) / 0.25
     second = backbone.fused_featurizer(torch.full((1, 3, 28, 28), 1.0))
-    assert torch.equal(patches, torch.cat([first, second], dim=-1))
+    torch.testing.assert_close(patches, torch.cat([first, second], dim=-1))
 
 
 def test_recomputing_leaves_the_gradient_as_it_is():
