@@ -5,8 +5,9 @@ Recorded after every training step. Like verl's `perf/throughput`, throughput co
 waiting included, and is divided by all GPUs of the job; each rank adds the rollouts that it
 reports. MFU covers only the actor's update, waiting included, and is divided by all GPUs of the
 rank; those that only vLLM uses are idle in the update. Memory of a rollout (keys and values, the
-encoder, vLLM's own processes) comes with its counts (`RolloutEngine.take_memory`). Activations and
-the reward model are only in the part of a GPU's peak that is not held between steps.
+encoder, vLLM's own processes) comes with its counts (`RolloutEngine.take_memory`), that of a
+rollout rank with its reports. Activations and the reward model are only in the part of a GPU's peak
+that is not held between steps.
 """
 
 import contextlib
@@ -28,10 +29,47 @@ from siirl.reporting.metrics import AGENT_PREFIX, Value, Weighted
 
 GPU_PEAK = "memory/gpu_peak_bytes"
 HELD = ("_weights_bytes", "_moments_bytes", "_copy_bytes")  # names of what stays between steps
+HELD_ELSEWHERE = "memory/rollout_weights_bytes"  # by rollout ranks, whose reports a rank records
 HOST_PEAK = "memory/host_peak_bytes"
 HOST_PEAK_OF_RUN = "memory/host_peak_of_run_bytes"
 PROMPT = "rollout/avg_prompt_length"
 TOKENS = (PROMPT, "rollout/avg_response_length")
+
+
+class MemoryPeaks:
+    """Peaks of memory of this process, since it was made or since `begin`.
+
+    Args:
+        device: Device of this rank.
+        reset: Begins a new peak of host memory; False if the kernel refuses.
+    """
+
+    def __init__(self, device: torch.device, *, reset: Callable[[], bool] = reset_peak) -> None:
+        self._device = device
+        self._reset = reset
+        if device.type == "cuda":
+            torch.cuda.init()  # the peak cannot be reset in a process that has not used CUDA
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin new peaks."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._begun = self._reset()
+
+    def of_gpu(self) -> int | None:
+        """Peak of tensors on the GPU; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def metrics(self, *, held: float) -> dict[str, Value]:
+        """The peaks, of which `held` bytes are what the rank keeps on its device."""
+        found: dict[str, Value] = {HOST_PEAK if self._begun else HOST_PEAK_OF_RUN: peak_bytes()}
+        peak = self.of_gpu()
+        if peak is not None:
+            found |= {GPU_PEAK: peak, "memory/gpu_beyond_held_bytes": peak - held}
+        return found
 
 
 class StepAccount:
@@ -54,25 +92,21 @@ class StepAccount:
         clock: Callable[[], float] = time.perf_counter,
         reset: Callable[[], bool] = reset_peak,
     ) -> None:
-        self._device = device
         self._gpus_of_job = gpus_of_job
         self._occupation = occupation
         self._clock = clock
-        self._reset = reset
-        if device.type == "cuda":
-            torch.cuda.init()  # the peak cannot be reset in a process that has not used CUDA
-        self.begin()
+        self._peaks = MemoryPeaks(device, reset=reset)
+        self._began, self._waited = clock(), occupation.waited_s
 
     def begin(self) -> None:
         """Start timing a step, and reset the peaks of memory."""
         self._began, self._waited = self._clock(), self._occupation.waited_s
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        self._of_step = self._reset()
+        self._peaks.begin()
 
     def loading(self) -> dict[str, Value]:
         """Peak of GPU memory since this account was made, to be recorded before the first step."""
-        return self._gpu_peak("memory/gpu_loading_peak_bytes")
+        peak = self._peaks.of_gpu()
+        return {} if peak is None else {"memory/gpu_loading_peak_bytes": peak}
 
     def metrics(self, records: Sequence[dict[str, Value]]) -> dict[str, Value]:
         """Metrics of the step that ends now.
@@ -87,25 +121,16 @@ class StepAccount:
             "perf/idle_share": idle,
             "perf/largest_idle_share": idle,
             "perf/env_steps_per_s": _sum(records, "env/steps") / seconds / self._gpus_of_job,
-            HOST_PEAK if self._of_step else HOST_PEAK_OF_RUN: peak_bytes(),
         }
         if any(AGENT_PREFIX.sub("", name) == PROMPT for record in records for name in record):
             tokens = sum(_sum(records, name) for name in TOKENS)
             found["perf/throughput"] = tokens / seconds / self._gpus_of_job
-        peak = self._gpu_peak(GPU_PEAK)
-        if peak:
-            held = sum(
-                _sum(records, name)
-                for name in {AGENT_PREFIX.sub("", key) for record in records for key in record}
-                if name.startswith("memory/") and name.endswith(HELD)
-            )
-            found["memory/gpu_beyond_held_bytes"] = _sum([peak], GPU_PEAK) - held
-        return found | peak
-
-    def _gpu_peak(self, name: str) -> dict[str, Value]:
-        if self._device.type != "cuda":
-            return {}
-        return {name: torch.cuda.max_memory_allocated(self._device)}
+        held = sum(
+            _sum(records, name)
+            for name in {AGENT_PREFIX.sub("", key) for record in records for key in record}
+            if name.startswith("memory/") and name.endswith(HELD) and name != HELD_ELSEWHERE
+        )
+        return found | self._peaks.metrics(held=held)
 
 
 @contextlib.contextmanager

@@ -332,7 +332,9 @@ METRICS: dict[str, Metric] = {
     ),
     "time/<node>_s": Metric(Reduction.DURATION, "seconds of this node on the slowest rank"),
     "memory/host_peak_bytes": Metric(
-        _MAX, "peak resident host memory of the largest rank, in this step"
+        _MAX,
+        "peak resident host memory of the largest rank, in this step; a rollout rank of its own "
+        "counts with the time since its last report, as in the other peaks",
     ),
     "memory/host_peak_of_run_bytes": Metric(
         _MAX,
@@ -344,16 +346,23 @@ METRICS: dict[str, Metric] = {
     ),
     "memory/gpu_beyond_held_bytes": Metric(
         _MAX,
-        "memory/gpu_peak_bytes without the weights, moments and acting copies that a rank keeps "
+        "memory/gpu_peak_bytes without the weights, moments and copies that the same rank keeps "
         "between steps: at the peak, activations with gradients, or keys and values, the encoder "
         "and the reward model; vLLM's own processes are in memory/vllm_gpu_peak_bytes",
     ),
     "memory/gpu_loading_peak_bytes": Metric(
-        _MAX, "peak memory of tensors on the fullest GPU while models are loaded; once a run"
+        _MAX,
+        "peak memory of tensors on the fullest GPU of a training rank while models are loaded; "
+        "once a run",
     ),
     "memory/<model>_gradients_bytes": Metric(
         _MAX,
         "gradients of the largest rank at an optimiser's step of this model; an update frees them",
+    ),
+    "memory/rollout_weights_bytes": Metric(
+        _MAX,
+        "acting weights of the largest rollout rank of its own, on its device, with the second "
+        "copies in which new ones arrive; vLLM's weights are not counted",
     ),
     "memory/keys_values_bytes": Metric(
         _MAX,

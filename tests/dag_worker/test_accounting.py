@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_training import make_engine
 
-from siirl.dag_worker.accounting import StepAccount, held_bytes, work_of_update
+from siirl.dag_worker.accounting import MemoryPeaks, StepAccount, held_bytes, work_of_update
 from siirl.engine.actor.actor import Actor
 from siirl.host_peak import reset_peak
 from siirl.occupation import Occupation
@@ -104,6 +104,7 @@ def test_the_peak_beyond_what_agents_hold_is_that_of_passes_and_rollouts(monkeyp
         {"memory/actor_weights_bytes": 30.0, "memory/actor_gradients_bytes": 30.0},
         {"memory/actor_moments_bytes": 20.0},
         {"agent_1/memory/acting_copy_bytes": 10.0},
+        {"memory/rollout_weights_bytes": 1000.0},  # on another GPU, whose rank reports to this one
     ]
     clock = Clock()
     steps = [StepAccount(torch.device(kind), clock=clock) for kind in ("cuda:0", "cpu")]
@@ -179,6 +180,15 @@ def test_a_peak_that_the_kernel_does_not_reset_has_the_name_of_one_of_the_run(tm
     found = step.metrics([])
     assert "memory/host_peak_bytes" not in found
     assert found["memory/host_peak_of_run_bytes"] > 50e6
+
+
+def test_a_rollout_rank_holds_its_weights_below_its_peak(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 100)
+    found = MemoryPeaks(torch.device("cuda:0")).metrics(held=70.0)
+    assert found["memory/gpu_peak_bytes"] == 100
+    assert found["memory/gpu_beyond_held_bytes"] == 30
 
 
 def test_robots_have_no_token_throughput():

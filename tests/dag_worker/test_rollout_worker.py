@@ -5,7 +5,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
+from siirl.dag_worker.accounting import MemoryPeaks
 from siirl.dag_worker.separate.exchange_messages import PublishedWeights, Work
 from siirl.dag_worker.separate.rollout_worker import RolloutWorker
 
@@ -56,6 +58,7 @@ def rank_on(line: Any, loop: asyncio.AbstractEventLoop, groups: int = 1) -> Roll
         build=dict,
         receives=cast(Any, None),
         streaming=True,
+        peaks=MemoryPeaks(torch.device("cpu")),
     )
     worker._loop = loop
     return worker

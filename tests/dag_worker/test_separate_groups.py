@@ -3,16 +3,17 @@ counted, and a resumed run continues the rollouts that were under way.
 """
 
 import importlib.util
+import threading
 import time
 from collections import Counter
 
 import pytest
 import torch
 
-from siirl.dag_worker import stages
+from siirl.dag_worker import accounting, stages
 from siirl.dag_worker.manifest import STATE_FILE, resolve_checkpoint
 from siirl.dag_worker.plain_state import read_state
-from siirl.dag_worker.separate import training_side
+from siirl.dag_worker.separate import prompt_runner, training_side
 from siirl.dag_worker.separate.sent_weights import WeightSender
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.errors import ConfigError, InvariantError
@@ -260,6 +261,32 @@ def test_the_time_of_a_step_is_that_of_its_nodes_and_of_sending_weights(
         assert (step["sync/seconds"] > 1.0) == (step["sync/bytes"] > 0)
     sent = [step.metrics for step in steps if step.metrics.get("sync/bytes", 0.0) > 0]
     assert sum(step["sync/seconds"] for step in sent) > len(sent) > 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "copies"),
+    [((), 1), (("trainer.max_staleness=1",), 2), (("trainer.max_staleness=1", FIXED), 2)],
+    ids=["lockstep", "stream", "schedule"],
+)
+def test_the_memory_of_a_step_is_also_that_of_rollout_ranks(tmp_path, monkeypatch, mode, copies):
+    """Of several reports in a step the first has the largest peak: a terabyte, and less later."""
+    terabyte, reported = 1e12, Counter()
+
+    def peak():
+        thread = threading.current_thread()
+        if thread is threading.main_thread():
+            return 1e6
+        reported[thread.name] += 1
+        return terabyte - reported[thread.name]
+
+    monkeypatch.setattr(accounting, "peak_bytes", peak)
+    monkeypatch.setattr(accounting, "reset_peak", lambda: True)
+    monkeypatch.setattr(prompt_runner, "REPORT_EVERY_S", 0.0)
+    job = (*SUMS, *PAIR, *mode, "trainer.val_episodes=0", "trainer.total_steps=2")
+    for step in (step.metrics for step in run_groups(tmp_path / "run", job) if step.step > 0):
+        weights = step["memory/actor_weights_bytes"]
+        assert step["memory/rollout_weights_bytes"] == copies * weights > 0
+        assert step["memory/host_peak_bytes"] > terabyte / 2
 
 
 def test_steps_without_an_update_send_no_weights_again(tmp_path):

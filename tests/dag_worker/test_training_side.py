@@ -12,8 +12,8 @@ import pytest
 
 from siirl.dag_worker.separate.edge import PROMPT, Edge
 from siirl.dag_worker.separate.exchange import Exchange
-from siirl.dag_worker.separate.exchange_messages import LOST, RolloutProcess, Weights
-from siirl.dag_worker.separate.training_side import SeparateRollouts, TrainingSide
+from siirl.dag_worker.separate.exchange_messages import LOST, Report, RolloutProcess, Weights
+from siirl.dag_worker.separate.training_side import SeparateRollouts, TrainingSide, _of_rollouts
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.rollout.ledger import Prompt, RolloutLedger
 from tests.algos.thread_ranks import ThreadRanks, on_threads
@@ -160,3 +160,14 @@ def test_each_rank_of_a_resumed_run_knows_the_steps_of_versions_before_it(line):
         return side.publisher.steps_of_versions
 
     assert on_threads(resumed, [()] * RANKS) == [{42: 21}] * RANKS
+
+
+def test_the_peaks_of_a_step_are_the_largest_of_all_reports_and_ranks():
+    """Rank 0 reports twice."""
+    peaks = [(0, 5.0, 7.0), (0, 3.0, 2.0), (1, 4.0, 9.0)]
+    reports = [
+        (rank, Report({"memory/host_peak_bytes": host, "memory/gpu_peak_bytes": gpu}))
+        for rank, host, gpu in peaks
+    ]
+    found = _of_rollouts(reports)
+    assert found == {"memory/host_peak_bytes": 5.0, "memory/gpu_peak_bytes": 9.0}

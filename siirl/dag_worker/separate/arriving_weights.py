@@ -184,6 +184,8 @@ class EngineInPlace:
         channel: Receives the weights.
     """
 
+    nbytes = 0.0
+
     def __init__(self, group: int, engine: EngineWithWeights, channel: WeightChannel) -> None:
         self.group, self.engine, self.channel = group, engine, channel
         self.acting_step: int | None = None

@@ -6,7 +6,7 @@ when (`siirl.dag_worker.separate.rollout_worker`).
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDict
@@ -54,6 +54,7 @@ class PromptRunner:
         copies: The weights that act on this rank.
         process: This process, for the exchange.
         line: Stores rows.
+        memory: Metrics of the rank's memory since the last call, for each report.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class PromptRunner:
         copies: WeightCopies[Any],
         process: RolloutProcess,
         line: "ExchangeLine",
+        memory: Callable[[], dict[str, Value]],
     ) -> None:
         self.group = group
         self.parts = parts
         self.copies = copies
         self.process = process
         self.line = line
+        self.memory = memory
         self._flow = Dataflow(
             graph,
             call=self._run_node,
@@ -254,6 +257,7 @@ class PromptRunner:
         metrics: dict[str, Value] = {
             "group/rollout/idle_share": min(1.0, idle),
             "sync/swap_seconds": self.swap_s,
+            **self.memory(),
         }
         self.swap_s = 0.0
         for record in (*self._metrics, more):

@@ -65,6 +65,12 @@ class SecondCopy:
         """Memory of the second copy."""
         return {name: torch.empty_like(tensor.data) for name, tensor in self._own.items()}
 
+    @property
+    def nbytes(self) -> float:
+        """See `WeightCopy`; memory that is in both copies counts once."""
+        tensors = (*self._own.values(), *self._spare.values())
+        return float(sum({each.data_ptr(): each.nbytes for each in tensors}.values()))
+
     def receive(self, weights: Weights) -> None:
         """Copy published weights into the second copy while the first acts; callable from any
         thread.
@@ -128,6 +134,8 @@ class StoredCopy:
         engine: Holds the weights that act.
         line: Connection to the exchange.
     """
+
+    nbytes = 0.0
 
     def __init__(self, engine: EngineWithWeights, line: "ExchangeLine") -> None:
         self.engine = engine

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from siirl.dag_worker.accounting import HELD_ELSEWHERE, MemoryPeaks
 from siirl.dag_worker.events import Event
 from siirl.dag_worker.separate.exchange_messages import (
     EvaluationRequest,
@@ -29,6 +30,7 @@ from siirl.execution.dag import TaskGraph
 from siirl.execution.dag.resource_groups import part_of_agent
 from siirl.interrupts import Interrupted
 from siirl.occupation import OCCUPATION
+from siirl.reporting.metrics import Value
 
 if TYPE_CHECKING:  # imports Ray
     from siirl.dag_worker.separate.ray_exchange import ExchangeLine
@@ -45,6 +47,7 @@ class RolloutWorker:
             of the others, or own their weights.
         receives: Makes the copies of the weights of the components, for this process.
         streaming: Stream mode; otherwise block mode.
+        peaks: Peaks of this process's memory.
         on_start: Called when everything is built.
     """
 
@@ -57,6 +60,7 @@ class RolloutWorker:
         build: Callable[[], dict[int, RolloutParts]],
         receives: Callable[[dict[int, RolloutParts], RolloutProcess], WeightCopies[Any]],
         streaming: bool,
+        peaks: MemoryPeaks,
         on_start: Callable[[], object] | None = None,
     ) -> None:
         self.graph = graph
@@ -65,6 +69,7 @@ class RolloutWorker:
         self.build = build
         self.receives = receives
         self.streaming = streaming
+        self.peaks = peaks
         self.on_start = on_start
         self._parts: dict[int, RolloutParts] = {}
         self._runners: dict[int, PromptRunner] = {}
@@ -87,6 +92,7 @@ class RolloutWorker:
         self.process = self.line.call("join", self.process.rank)
         self._parts = self.build()
         self.copies = self.receives(self._parts, self.process)
+        groups = self.graph.agent_groups()
         self._runners = {
             group: PromptRunner(
                 group=group,
@@ -95,8 +101,10 @@ class RolloutWorker:
                 copies=self.copies,
                 process=self.process,
                 line=self.line,
+                # the rank's, under names without an agent's prefix
+                memory=self._memory if group == min(groups) else dict,
             )
-            for group in self.graph.agent_groups()
+            for group in groups
         }
         first, *others = [runner.parts.rollout for runner in self._runners.values()]
         self._loop = first.loop
@@ -104,6 +112,7 @@ class RolloutWorker:
             rollout.advance_on(self._loop)
         for runner in self._runners.values():
             runner.parts.rollout.start()
+        self.peaks.begin()
         self.line.call("ready", self.process)
         if self.on_start is not None:
             self.on_start()
@@ -122,6 +131,13 @@ class RolloutWorker:
             for group in sorted(parts, key=lambda group: group != first):  # one event loop for all
                 for part in reversed((parts[group].rollout, *parts[group].closes)):
                     closing.callback(part.close)
+
+    def _memory(self) -> dict[str, Value]:
+        """Bytes of the acting weights and their second copies, and peaks since the last call."""
+        held = self.copies.nbytes
+        found = {HELD_ELSEWHERE: held, **self.peaks.metrics(held=held)}
+        self.peaks.begin()
+        return found
 
     # Commands
 

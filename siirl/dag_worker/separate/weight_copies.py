@@ -29,6 +29,12 @@ class WeightCopy(Protocol):
     steps_of_versions: dict[int, int]
     """The last training step whose weights had this version when they acted."""
 
+    @property
+    def nbytes(self) -> float:
+        """Bytes that it keeps on the rank's device: of the acting weights, and of those beside
+        them; not vLLM's.
+        """
+
     def swap(self, weights: Weights) -> None:
         """Let the received weights act."""
 
@@ -48,6 +54,11 @@ class WeightCopies(ABC, Generic[Copy]):
         self.copies, self.owners = dict(copies), dict(owners)
         self.step = -1
         """Step whose weights act; -1 before the first arrival."""
+
+    @property
+    def nbytes(self) -> float:
+        """See `WeightCopy`, of all policies."""
+        return sum(copy.nbytes for copy in self.copies.values())
 
     @abstractmethod
     def receive(self, published: PublishedWeights) -> PublishedWeights:

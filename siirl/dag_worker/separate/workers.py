@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from siirl.dag_worker.accounting import MemoryPeaks
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import Event
@@ -117,6 +118,7 @@ class WorkerFactory:
             if sends_weights(config)
             else functools.partial(stored_copies, line=line),
             streaming=_streams(config),
+            peaks=MemoryPeaks(device),
             on_start=self.on_start,
         )
 
