@@ -19,6 +19,11 @@ def is_command() -> bool:
     )
 
 
+def is_spawned() -> bool:
+    """Whether multiprocessing has started this process, with its parent's arguments."""
+    return sys.orig_argv[-1:] == ["--multiprocessing-fork"]
+
+
 def program(module: str) -> str:
     """A subcommand's command line, in the form that started this process: `siirl report`, or
     `python -m siirl.report`.
@@ -63,6 +68,8 @@ def check_companions() -> None:
             )
 
 
-if is_command():  # handle signals before imports that take seconds
+# Handle signals before imports that take seconds. A spawned process, such as vLLM's, has its own
+# handlers: ended at once, it would leave shared memory behind.
+if is_command() and not is_spawned():
     interrupts.listen()
 check_companions()

@@ -63,6 +63,16 @@ sys.meta_path.insert(0, Finder())
 sys.argv[0] = "/usr/bin/siirl"
 import siirl
 """
+SPAWNING = """
+import multiprocessing, signal
+import siirl
+def handlers():
+    print([signal.getsignal(number).name for number in (signal.SIGINT, signal.SIGTERM)])
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=handlers)
+    child.start()
+    child.join()
+"""
 FINISHED = """
 import atexit, os
 from siirl import interrupts
@@ -225,6 +235,14 @@ def test_ctrl_c_before_a_command_listens_ends_it_without_a_traceback():
         [sys.executable, "-c", WHILE_IMPORTING], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_process_that_a_command_spawns_does_not_listen_like_the_command(tmp_path):
+    """It is imported with the command's arguments, and ends as whoever started it wishes."""
+    script = tmp_path / "siirl"
+    script.write_text(SPAWNING)
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert ended.stdout == "['SIG_DFL', 'SIG_DFL']\n", ended.stderr
 
 
 def test_a_finished_command_calls_what_is_registered_and_ends_before_its_modules_are_taken_apart():
