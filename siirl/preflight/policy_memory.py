@@ -74,10 +74,8 @@ class PolicyMemory:
             *(() if self.sleeps else generation),
         )
         rollout = (*(generation if self.sleeps else ()), ("encoder", encoder))
-        passes = self.passes() if shape.is_known else ()
-        # a single backward pass makes gradients while it frees activations
-        before = 0.0 if passes and self.in_one_pass else WEIGHT_BYTES * accumulated
-        update = (("gradients", before), *passes)
+        gradients = ("gradients", WEIGHT_BYTES * accumulated)
+        update = self.passes(gradients) if shape.is_known else (gradients,)
         step = (
             ("gradients", WEIGHT_BYTES * sharded),
             *(moments if offloads else ()),
@@ -92,18 +90,19 @@ class PolicyMemory:
             lower_bound=not shape.is_known,
         )
 
-    def passes(self) -> Parts:
+    def passes(self, gradients: tuple[str, float]) -> Parts:
         """Parts of the forward and backward passes, of a known shape, when they need most: as the
         backward pass enters the last block, with all activations, or at its end, as FSDP2 adds up
-        the gradients outside the blocks.
+        the gradients outside the blocks. A single pass has made no gradients before.
         """
         entering = (
+            *(() if self.in_one_pass else (gradients,)),
             ("cast weights", self.cast_weights()),
             ("gathered blocks", self.gathered()),
             ("activations", self.activations()),
             ("logits and their gradient", self.logits()),
         )
-        ending = (("gathered blocks", self.gathered_at_the_end()),)
+        ending = (gradients, ("gathered blocks", self.gathered_at_the_end()))
         return max(entering, ending, key=total)
 
     @property

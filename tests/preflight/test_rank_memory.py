@@ -119,18 +119,25 @@ def test_the_gradient_of_a_head_is_whole_beside_those_that_are_added_up(folder: 
 
 
 def test_a_single_pass_makes_gradients_while_it_frees_activations(folder: Any) -> None:
-    few = ("actor_rollout_ref.actor.ppo_mini_batch_size=1", f"{ROLLOUT}.n=4")
-    row = 4024  # of the preset: prompt and response
+    """It holds whichever is larger; passes after the first hold both."""
+    few = (ONE_GPU, "actor_rollout_ref.actor.ppo_mini_batch_size=1", f"{ROLLOUT}.n=4")
+    row, gradients = 4024, 4 * 7_615_616_512  # of the preset: prompt and response
 
-    def update(tokens: int) -> dict[str, float]:
-        budget = f"actor_rollout_ref.actor.micro_batch_tokens={tokens}"
-        table = rank_memory(text(folder(QWEN), ONE_GPU, *few, budget), QUESTIONS)
+    def update(tokens: int, *, recomputes: bool) -> dict[str, float]:
+        words = (
+            f"actor_rollout_ref.actor.micro_batch_tokens={tokens}",
+            f"actor_rollout_ref.model.gradient_checkpointing={recomputes}",
+        )
+        table = rank_memory(text(folder(QWEN), *few, *words), QUESTIONS)
         assert table is not None
-        assert dict(dict(table.phases)["optimiser's step"])["gradients"] == 4 * 7_615_616_512
+        assert dict(dict(table.phases)["optimiser's step"])["gradients"] == gradients
         return dict(dict(table.phases)["update"])
 
-    assert "gradients" not in update(4 * row)
-    assert update(4 * row - 1)["gradients"] == 4 * 7_615_616_512
+    assert update(4 * row, recomputes=True) == {"gradients": gradients}
+    kept = update(4 * row, recomputes=False)
+    assert "gradients" not in kept
+    assert kept["activations"] > gradients
+    assert update(4 * row - 1, recomputes=False)["gradients"] == gradients
 
 
 def test_ranks_share_weights_gradients_and_moments_and_not_the_acting_copy(folder: Any) -> None:
