@@ -1,5 +1,6 @@
 """The memory table of a rank: what each setting adds, and presets against their GPUs."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,31 @@ def test_a_single_pass_makes_gradients_while_it_frees_activations(folder: Any) -
     assert "gradients" not in kept
     assert kept["activations"] > gradients
     assert update(4 * row - 1, recomputes=False)["gradients"] == gradients
+
+
+@pytest.mark.parametrize(
+    ("tokens", "grown"),
+    [
+        # entering the last block: outer weights and two blocks; gradients of the head, and of the
+        # block once in bfloat16 and once in float32
+        (16 * 4024, lambda outer, head, block: 2 * (outer + 2 * block) + 2 * head + 6 * block),
+        # at the end: outer weights and a block; the outer gradients twice
+        (1000, lambda outer, head, block: 2 * (outer + block) + 6 * outer),
+    ],
+)
+def test_ranks_gather_whole_layers_until_their_gradients_are_added_up(
+    tokens: int, grown: Callable[[int, int, int], int], folder: Any
+) -> None:
+    words = (f"actor_rollout_ref.actor.micro_batch_tokens={tokens}", "trainer.n_gpus_per_node=2")
+    table = rank_memory(text(folder(QWEN), *words), QUESTIONS)
+    assert table is not None
+    head = QWEN["vocab_size"] * QWEN["hidden_size"]
+    outer = 2 * head + QWEN["hidden_size"]
+    block = (7_615_616_512 - outer) // QWEN["num_hidden_layers"]
+    update = dict(dict(table.phases)["update"])
+    assert update["gathered blocks"] == grown(outer, head, block)
+    assert update["gradients"] == 4 * 7_615_616_512 / 2
+    assert ("activations" in update) == (tokens > 1000)
 
 
 def test_ranks_share_weights_gradients_and_moments_and_not_the_acting_copy(folder: Any) -> None:
