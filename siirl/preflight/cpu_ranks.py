@@ -84,8 +84,9 @@ def cpu_table(
         part = ((CHECKPOINT, saved),)
         phases["save"] = part
         if saves_during_training(config.trainer):
-            # training ranks of separate groups go on with the next update
-            beside = "rollout" if kind is None else "update"
+            # training ranks that do not wait for the next rollout go on with the next update
+            waits = kind is None or config.trainer.max_staleness == 0
+            beside = "rollout" if waits else "update"
             phases[beside] += part
     return dataclasses.replace(table, held=held, phases=tuple(phases.items()))
 

@@ -22,10 +22,10 @@ from siirl.params.domains import SERVER
 from siirl.params.model_args import ActorArguments, ModelArguments
 from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
-from siirl.preflight.cpu_ranks import cpu_ranks_memory
 from siirl.preflight.duration import estimated_minutes
 from siirl.preflight.group_placement import GroupPlan
-from siirl.preflight.memory import IMAGES_PART, disk_bytes, training_memory
+from siirl.preflight.host_fit import run_memory
+from siirl.preflight.memory import IMAGES_PART, disk_bytes
 from siirl.preflight.plan import (
     LengthPlan,
     Machine,
@@ -253,16 +253,15 @@ def _needs(
     sends: bool | None,
 ) -> Needs:
     """Needs of a group; one that does not play (`plays`) records no videos."""
-    on_gpu, models = machine.gpu is not None, 1 + has_critic
-    ranks = None if on_gpu else cpu_ranks_memory(config, spec, with_critic=has_critic, sends=sends)
+    on_gpu = machine.gpu is not None
     return Needs(
-        memory_parts=training_memory(config, spec, models=models, ranks=ranks, sends=sends),
+        memory_parts=run_memory(config, spec, on_gpu=on_gpu, with_critic=has_critic, sends=sends),
         rank_memory=rank_memory(config, spec, with_critic=has_critic, sends=sends)
         if on_gpu
         else None,
         disk_bytes=disk_bytes(
             config,
-            models=models,
+            models=1 + has_critic,
             trajectories=plays
             * sizes.trajectories_per_step(config.data, config.actor_rollout_ref.rollout),
             val_episodes=plays * length.val_episodes,

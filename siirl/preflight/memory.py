@@ -188,7 +188,7 @@ def _left_by_gpus(config: SiiRLArguments, *, models: int) -> Parts:
     moments = MOMENTS_BYTES_PER_PARAMETER * changing
     # frozen weights are copied for the first checkpoint
     copied = BYTES_PER_PARAMETER * changing + _frozen_bytes(policy.model, models=models) + moments
-    copied *= config.trainer.save_freq > 0
+    copied *= config.trainer.async_save and config.trainer.save_freq > 0
     offloaded = (
         moments * policy.actor.offload_optimizer
         + BYTES_PER_PARAMETER * parameters * policy.ref.offload

@@ -33,6 +33,7 @@ from siirl.preflight.duration import measured_speed
 from siirl.preflight.early_checks import key_problems
 from siirl.preflight.gpu_fit import gpu_problems
 from siirl.preflight.group_placement import GroupPlan, place
+from siirl.preflight.host_fit import host_problems
 from siirl.preflight.machine import (
     device_slots,
     free_memory_bytes,
@@ -203,6 +204,20 @@ def _plan(
     refuse(
         simulation_problems(
             config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes()
+        )
+    )
+    refuse(
+        host_problems(
+            config,
+            spec,
+            total_memory_bytes=total_memory_bytes(),
+            on_gpu=machine.gpu is not None,
+            with_critic=with_critic,
+            problems=lambda changed, named: [
+                *key_problems(changed, spec, named=named),
+                *gpu_problems(changed, spec, gpu=machine.gpu, with_critic=with_critic, sends=sends),
+            ],
+            sends=sends,
         )
     )
     return plan

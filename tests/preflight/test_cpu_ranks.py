@@ -76,12 +76,17 @@ def test_a_copy_for_a_checkpoint_is_beside_the_rollout_that_follows(job) -> None
     assert "save" not in written
 
 
-def test_training_ranks_that_do_not_roll_out_update_while_a_checkpoint_is_written(job) -> None:
+@pytest.mark.parametrize(("staleness", "beside"), [(0, "rollout"), (1, "update")])
+def test_training_ranks_go_on_while_a_checkpoint_is_written_unless_they_wait_for_rollouts(
+    staleness: int, beside: str, job
+) -> None:
     words = ("dag.groups={rollout: 1, train: 1}", "trainer.save_freq=1")
-    config = job(*words)
+    config = job(*words, f"trainer.max_staleness={staleness}")
     training = cpu_table(config, QUESTIONS, kind=TRAINING_RANK)
     rolling = cpu_table(config, QUESTIONS, kind=ROLLOUT_RANK)
-    assert dict(dict(training.phases)["update"])["a checkpoint in writing"] == 12 * WEIGHTS
+    written = {name for name, parts in training.phases if "a checkpoint in writing" in dict(parts)}
+    assert written == {"save", beside}
+    assert dict(dict(training.phases)[beside])["a checkpoint in writing"] == 12 * WEIGHTS
     assert "save" not in dict(rolling.phases)
     found = cpu_ranks_memory(config, QUESTIONS)
     assert total(found) == pytest.approx(training.peak[1] + rolling.peak[1])
