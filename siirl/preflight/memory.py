@@ -24,7 +24,9 @@ from siirl.params.policies import EXPERT_ONLY, FROZEN
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
-WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
+# a worker process: interpreter, torch, Ray, and what a run of a model of 2 million weights takes
+WORKER_BYTES = 680e6
+ADAPTERS_BYTES = 40e6  # peft's modules, in a worker
 COMPILER_BYTES = 90e6  # torch.compile's own modules and the code of a model's blocks, in a worker
 VLLM_BYTES = 600e6  # vLLM's imports and buffers, in a process of its own or the rank's
 RAY_BYTES = 830e6  # the driver process (430 MB) and Ray's own processes
@@ -325,7 +327,9 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 def _processes(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
     servers = sizes.servers(config.env, ranks=sizes.rollout_ranks(config.trainer, config.dag))
-    worker = WORKER_BYTES + COMPILER_BYTES * config.actor_rollout_ref.actor.use_torch_compile
+    policy = config.actor_rollout_ref
+    worker = WORKER_BYTES + COMPILER_BYTES * policy.actor.use_torch_compile
+    worker += ADAPTERS_BYTES * (policy.model.lora.rank > 0)
     return (
         ("environments", _environments(config, env_spec, servers=servers)),
         ("workers", sizes.ranks(config.trainer) * worker),
