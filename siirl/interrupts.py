@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
@@ -35,6 +36,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_WISH_S = 1.0
 FLUSH_S = 1.0  # the reader of the output may have gone
 OTHER_THREAD_S = 5.0  # limit for another thread that is ending the command; it may be stuck
+LOOK_S = 0.02
+TRACKER = b"resource_tracker import main"  # in the command line of such a process
 THREADS_END_S = 10.0  # after the result; siirl's own threads have ended by then
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
@@ -302,12 +305,30 @@ def _word(last: Callable[[], str]) -> str:
 
 
 def end_descendants() -> None:
-    """Kill the descendants of this process.
+    """Kill the descendants of this process, but for trackers (`_Process`) of other sessions.
 
     They are stopped first: a process that is killed while it starts a child would orphan the child.
     """
+    _end(_descendants)
+
+
+def end_session(leader: int, *, within_s: float) -> None:
+    """Kill the processes of a session, orphans too; trackers (`_Process`) may end by themselves.
+
+    Args:
+        leader: The session's first process, which may have ended; it is not this one's.
+        within_s: Then trackers that still run are killed, and nothing more is waited for.
+    """
+    ends_at = time.monotonic() + within_s
+    _end(lambda: {each.pid for each in _session(leader) if not each.tracks})
+    while (left := _session(leader)) and time.monotonic() < ends_at:
+        time.sleep(LOOK_S)
+    _signal({each.pid for each in left}, signal.SIGKILL)
+
+
+def _end(processes: Callable[[], set[int]]) -> None:
     found: set[int] = set()
-    while new := _descendants() - found:
+    while new := processes() - found:
         found |= new
         _signal(new, signal.SIGSTOP)
     _signal(found, signal.SIGKILL)
@@ -320,18 +341,43 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _descendants() -> set[int]:
-    parents: dict[int, int] = {}
+@dataclass(frozen=True)
+class _Process:
+    """A process that has not ended."""
+
+    pid: int
+    parent: int
+    session: int
+    tracks: bool
+    """Whether Python's `multiprocessing` waits in it for the end of the processes that made shared
+    memory, to remove what they leave in /dev/shm and to say so on its stderr.
+    """
+
+
+def _processes() -> Iterator[_Process]:
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
         try:
             with open(f"/proc/{name}/stat") as stat:
-                state, parent = stat.read().rpartition(")")[2].split()[:2]
+                state, parent, _, session = stat.read().rpartition(")")[2].split()[:4]
+            with open(f"/proc/{name}/cmdline", "rb") as words:
+                tracks = TRACKER in words.read()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile
         if state != "Z":
-            parents[int(name)] = int(parent)
+            yield _Process(int(name), int(parent), int(session), tracks)
+
+
+def _session(leader: int) -> list[_Process]:
+    return [each for each in _processes() if each.session == leader]
+
+
+def _descendants() -> set[int]:
+    own = os.getsid(0)
+    parents = {
+        each.pid: each.parent for each in _processes() if not each.tracks or each.session == own
+    }
     found: set[int] = set()
     while (
         new := {pid for pid, parent in parents.items() if parent == os.getpid() or parent in found}

@@ -2,8 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,6 +77,46 @@ def test_one_process_and_a_forced_group_have_the_same_gradient(rows: dict[str, d
 
 def test_two_processes_have_the_gradient_of_one(rows: dict[str, dict]) -> None:
     assert rows["reduction"]["figures"]["gradient_2"] < 1e-6
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder in whose subfolders the names of sockets are short enough."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "made"),
+    [
+        (signal.SIGINT, "sharded_checkpoint", "siirl-checkpoint-*"),
+        pytest.param(signal.SIGTERM, "grpo_step", "siirl-grpo-*", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_leaves_no_files_and_no_process(
+    number: signal.Signals, name: str, made: str, short_path: Path
+) -> None:
+    command = [sys.executable, "-m", "siirl.gpu_check", "--only", name, "--minutes", "30"]
+    cache = short_path / "compiled"  # which PyTorch keeps
+    settings = {"TMPDIR": str(short_path), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    with subprocess.Popen(command, env={**os.environ, **settings}) as process:
+        while not any(short_path.rglob(made)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+    assert process.returncode == 128 + number
+    assert {*short_path.iterdir()} <= {cache}
+    assert not _processes_below(short_path)
+
+
+def _processes_below(folder: Path) -> list[str]:
+    """Processes with `folder` in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if os.fsencode(folder) in (process / "environ").read_bytes():
+                found.append(process.name)
+    return found
 
 
 @pytest.mark.parametrize(

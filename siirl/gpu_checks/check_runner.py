@@ -6,8 +6,12 @@ the whole memory. On a CPU, importing torch takes most of a small check's time, 
 them in turn until one fails. Checks that fit into the budget together get the time that they need,
 and a part of the rest in proportion to it; otherwise a check gets its share. Time that earlier
 checks left is added.
+
+A process, and all that it started, write their temporary files below one folder (`TMPDIR`). It is
+removed when they have ended, also when they were killed or a signal ends the command.
 """
 
+import getpass
 import importlib.util
 import json
 import os
@@ -15,18 +19,21 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from siirl.gpu_checks.check import FORCE_GROUP, Check, Row, late
+from siirl.interrupts import end_session, final_message
 
 STATED_MINUTES = 8.0  # the values of `Check.at_most_s` were chosen for this budget
 STARTING_S = 8.0  # a process imports torch first; with less time, do not start one
 LONGEST_REASON = 300
 LOOK_EVERY_S = 0.02
+ENDING_S = 20.0  # of killed processes; those with much memory of a GPU take seconds
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 CHILD = (sys.executable, "-m", "siirl.gpu_checks.child")
 
@@ -48,7 +55,7 @@ def run_checks(
     if scale < 1:
         scale = max(scale, minutes / STATED_MINUTES)
     spare_s, worker = 0.0, CheckWorker(force_group=force_group)
-    try:
+    with final_message(worker.end_for_good), closing(worker):
         for check in checks:
             part_s = check.at_most_s * scale + spare_s
             begin = time.monotonic()
@@ -60,9 +67,7 @@ def run_checks(
                 yield Row(check.name, check.what, "skipped", reason)
             spare_s = max(0.0, part_s - (time.monotonic() - begin))
             if apart:
-                worker.end()
-    finally:
-        worker.end()
+                worker.close()
 
 
 def _missing(check: Check) -> list[str]:
@@ -81,6 +86,7 @@ class CheckWorker:
     def __init__(self, *, force_group: bool = False) -> None:
         self._options = [FORCE_GROUP] if force_group else []
         self._process: subprocess.Popen[bytes] | None = None
+        self._changing = threading.Lock()
 
     def run(self, check: Check, *, seconds: float) -> Row:
         """Run `check` for at most `seconds`, the start of the process included."""
@@ -111,15 +117,24 @@ class CheckWorker:
             row.reason = late("", check.name, seconds)
         else:
             row.reason = _reason(self._errors.read_text(), status)
-        self.end()
+        self.close()
         return row
 
-    def end(self) -> None:
-        """Kill the process and all that it started; safe to call twice."""
+    def close(self) -> None:
+        """Kill the process and all that it started, and remove their files; safe to call twice."""
+        with self._changing:
+            self._close()
+
+    def end_for_good(self) -> str:
+        """`close`, from the thread of a signal; after it no process starts. Returns no message."""
+        self._changing.acquire()  # never released: the command ends now
+        self._close()
+        return ""
+
+    def _close(self) -> None:
         if self._process is None:
             return
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        end_session(self._process.pid, within_s=ENDING_S)
         self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -127,30 +142,43 @@ class CheckWorker:
         self._holder.cleanup()
 
     def _start(self, check: Check) -> None:
-        self._holder = tempfile.TemporaryDirectory(prefix="siirl-gpu-check-")
-        self._folder = Path(self._holder.name)
-        self._errors = self._folder / "stderr"
-        with self._errors.open("w") as errors:
-            self._process = subprocess.Popen(
-                [*CHILD, str(self._folder), *self._options],
-                bufsize=0,
-                env=_environment(check),
-                stdin=subprocess.PIPE,
-                stdout=errors,
-                stderr=errors,
-                start_new_session=True,  # so that its child processes end with it
-            )
+        with self._changing:
+            # a short name, since sockets below it have at most 107 characters
+            self._holder = tempfile.TemporaryDirectory(prefix="siirl-gpu-")
+            self._folder = Path(self._holder.name)
+            self._errors = self._folder / "stderr"
+            with self._errors.open("w") as errors:
+                self._process = subprocess.Popen(
+                    [*CHILD, str(self._folder), *self._options],
+                    bufsize=0,
+                    env=_environment(check) | {"TMPDIR": str(self._folder)},
+                    stdin=subprocess.PIPE,
+                    stdout=errors,
+                    stderr=errors,
+                    start_new_session=True,  # by which its child processes are found
+                )
 
 
 def _environment(check: Check) -> dict[str, str]:
     """Variables of a check's process; those of the command come first.
 
-    The allocator would keep blocks of one size while another size fails, but for expandable
-    segments. Of these PyTorch maps memory in another process by `pidfd_getfd`, which Linux often
-    refuses to users (https://github.com/pytorch/pytorch/issues/165685).
+    Compiled kernels stay where PyTorch has them by default, for the next run. The allocator would
+    keep blocks of one size while another size fails, but for expandable segments. Of these PyTorch
+    maps memory in another process by `pidfd_getfd`, which Linux often refuses to users
+    (https://github.com/pytorch/pytorch/issues/165685).
     """
-    settings = {} if check.shares_memory else {ALLOCATOR: "expandable_segments:True"}
+    compiled = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
+    settings = {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
+    if not check.shares_memory:
+        settings[ALLOCATOR] = "expandable_segments:True"
     return {**settings, **os.environ}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid_{os.getuid()}"
 
 
 def _reason(said: str, status: int) -> str:

@@ -1,8 +1,9 @@
 """Weights that FSDP2 shards over all GPUs: sent to another process and to acting copies, and saved.
 
 A sync is that of a run (`WeightSync`). All ranks gather the weights a few rows at a time, and rank
-0 sends them in buckets to a process that receives them as vLLM's workers do. In a second sync each
-rank fills an acting copy. A checkpoint is that of a run (`CheckpointManager`): every rank writes
+0 sends them in buckets to a process that receives them as vLLM's workers do. In further syncs each
+rank fills an acting copy. What arrived is compared with weights that PyTorch gathers itself. A
+checkpoint is that of a run (`CheckpointManager`): every rank writes
 its shards; one rank, and half of the ranks, read them.
 """
 
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.engine.training.collectives import Collectives, GroupOfProcesses, OneProcess
@@ -23,6 +23,7 @@ from siirl.engine.training.saved_state import SHARDS, state_tensors
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import BUCKET_BYTES
 from siirl.engine.training.weight_sync import ChecksumPair, WeightSync, acting_copy
+from siirl.gpu_checks.arrived_weights import change, gathered, require_arrived
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.disk_room import require_disk
 from siirl.gpu_checks.rank_processes import first_ranks, ranks_here, run_on_ranks
@@ -71,6 +72,7 @@ def send_from_shards(
 
     Raises:
         InvariantError: Other weights arrived.
+        CheckFailed: The same, found without the checksums of the sync.
     """
     module = decoder(trial)
     copied = acting_copy(module, trial.dtype, device=trial.device)
@@ -88,17 +90,20 @@ def send_from_shards(
                 )
             )
         sync = WeightSync(trained=engine, acting=receiver, engine=receiver, ranks=group)
-        figures = _timed_sync(trial, sync)
-        expected = _checksum_by_torch(engine, trial.dtype)
-        if group.rank == 0:
-            trial.require(
-                receiver.arrived == expected,
-                f"the shards have the checksum {expected}, but {receiver.arrived} arrived",
-            )
-            figures["buckets"] = receiver.buckets / 2
+        for _ in range(2):
+            figures = _timed_sync(trial, sync)
+            expected = _checksum_by_torch(engine, trial.dtype)
+            if group.rank == 0:
+                trial.require(
+                    receiver.arrived == expected,
+                    f"the shards have the checksum {expected}, but {receiver.arrived} arrived",
+                )
+                figures["buckets"] = receiver.buckets / 2
     engine_of_copy = NoReceiver(trial.dtype, ())
     sync = WeightSync(trained=engine, acting=copied, engine=engine_of_copy, ranks=group)
-    to_copy = _timed_sync(trial, sync)
+    for _ in range(2):  # the second one leaves out what the copy has
+        to_copy = _timed_sync(trial, sync)
+        require_arrived(engine.module, copied)
     return figures | {f"copy_{name}": value for name, value in to_copy.items()}
 
 
@@ -167,29 +172,22 @@ def state_checksum(engine: TrainEngine[Any]) -> int:
 
 
 def _timed_sync(trial: Trial, sync: WeightSync) -> dict[str, float]:
-    """Bytes and speed of the second of two syncs, each after a change of all weights."""
-    for _ in range(2):
-        _change(sync.trained)
-        trial.wait_for_device()
-        begin = time.perf_counter()
-        sync.sync()
-        trial.wait_for_device()
-        seconds = time.perf_counter() - begin
+    """Bytes and speed of a sync after a change of all weights."""
+    change(sync.trained.module)
+    trial.wait_for_device()
+    begin = time.perf_counter()
+    sync.sync()
+    trial.wait_for_device()
+    seconds = time.perf_counter() - begin
     size = float(sync.transferred_bytes)
     return {"bytes": size, "seconds": seconds, "gb_per_s": size / seconds / 1e9}
-
-
-@torch.no_grad()
-def _change(engine: TrainEngine[Any]) -> None:
-    for weight in engine.module.parameters():
-        weight.add_(0.01)
 
 
 def _checksum_by_torch(engine: TrainEngine[Any], dtype: torch.dtype) -> int:
     """Checksum of the weights as PyTorch gathers them, one whole weight at a time."""
     digest = RunningChecksum()
     for name, tensor in engine.module.state_dict().items():
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        whole = gathered(tensor)
         digest.add(Rows(name, whole.to(dtype), tuple(whole.shape)))
     return digest.value
 

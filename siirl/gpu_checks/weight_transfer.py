@@ -15,6 +15,7 @@ from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.engine.training.weight_buckets import BUCKET_BYTES
 from siirl.engine.training.weight_sync import WeightSync, acting_copy
+from siirl.gpu_checks.arrived_weights import change, require_arrived
 from siirl.gpu_checks.check import Trial
 from siirl.gpu_checks.receiving_process import ReceivingProcess
 from siirl.gpu_checks.shapes import QWEN_1_5B, SMALL
@@ -41,7 +42,7 @@ class _PlaceholderEngine:
 
 
 def equal_checksums(trial: Trial) -> None:
-    """The checksum does not depend on device or number of threads."""
+    """The checksum does not depend on device or number of threads, but on every bit."""
     entries = 50_000_000 if trial.on_gpu else 100_000
     for dtype in (torch.float32, torch.bfloat16):
         tensors = {"weight": torch.randn(entries).to(dtype), "odd": torch.randn(37, 3).to(dtype)}
@@ -50,6 +51,13 @@ def equal_checksums(trial: Trial) -> None:
         trial.require(
             here == there,
             f"checksum {here} on the CPU and {there} on {trial.device} of {dtype} weights",
+        )
+        tensors["weight"].view(torch.uint8)[-1] ^= 1
+        before, here = here, checksum(tensors)
+        there = checksum({name: tensor.to(trial.device) for name, tensor in tensors.items()})
+        trial.require(
+            before not in (here, there),
+            f"the checksum {before} of {dtype} weights stays although one of their bits changed",
         )
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -69,7 +77,10 @@ def to_acting_copy(trial: Trial) -> None:
     with torch.device(trial.device):
         model = LanguageModel(Qwen2ForCausalLM(Qwen2Config(**shape)).eval())
     copied = acting_copy(model, torch.bfloat16, device=trial.device)
-    _sync(trial, model, acting=copied, engine=_PlaceholderEngine())
+    sync = _weight_sync(trial, model, acting=copied, engine=_PlaceholderEngine())
+    for _ in range(2):  # the second one leaves out what the copy has
+        _timed_sync(trial, model, sync)
+        require_arrived(model, copied)
 
 
 def to_process(trial: Trial) -> None:
@@ -83,12 +94,15 @@ def to_process(trial: Trial) -> None:
     with ReceivingProcess(trial.device, bucket_bytes=bucket_bytes) as receiver:
         for _ in range(2):  # the first also starts the other process
             begin = time.perf_counter()
-            [pair] = receiver.take_weights(in_rows(weights.items()))
+            receiver.take_weights(in_rows(weights.items()))
             seconds.append(time.perf_counter() - begin)
+            sent = checksum(weights)
             trial.require(
-                pair.agrees, f"checksum {pair.trained} was sent, but {pair.acting} arrived"
+                receiver.arrived == sent,
+                f"weights with the checksum {sent} were sent, but {receiver.arrived} arrived",
             )
-            next(iter(weights.values())).add_(0.5)
+            for weight in weights.values():
+                weight.add_(0.5)
     size = sum(weight.nbytes for weight in weights.values())
     trial.note(bytes=size, seconds=seconds[-1], gb_per_s=size / seconds[-1] / 1e9)
 
@@ -116,11 +130,11 @@ def to_vllm(trial: Trial) -> None:
         exchanges=True,
     )
     try:
-        _sync(trial, model, acting=engine, engine=engine)
+        _timed_sync(trial, model, _weight_sync(trial, model, acting=engine, engine=engine))
         free = _free_bytes(trial)
         engine.rest()
         trial.note(freed_bytes_by_sleep=_free_bytes(trial) - free)
-        _sync(trial, model, acting=engine, engine=engine)
+        _timed_sync(trial, model, _weight_sync(trial, model, acting=engine, engine=engine))
         request = GenerationRequest("1", tuple(b"12+30="), max_new_tokens=8, seed=(0, 0))
         require_whole(trial, asyncio.run(engine.agenerate(request)), tokenizer.stop_ids, most=8)
         asyncio.run(_exchange(trial, engine))
@@ -135,7 +149,7 @@ async def _exchange(trial: Trial, engine: "AsyncVLLMEngine") -> None:
     request = GenerationRequest("2", tuple(b"17+25="), max_new_tokens=48, seed=(0, 0))
     running = asyncio.create_task(engine.agenerate(request))
     await asyncio.sleep(0)  # vLLM gets the request
-    _change(engine.model)
+    change(engine.model)
     weights = {name: weight.cpu() for name, weight in engine.model.state_dict().items()}
     settings: dict[str, Any] = {
         "temperature": engine.temperature,
@@ -180,29 +194,30 @@ def _free_bytes(trial: Trial) -> int:
     return torch.cuda.mem_get_info(trial.device)[0] if trial.on_gpu else 0
 
 
-def _sync(trial: Trial, model: LanguageModel, *, acting: object, engine: object) -> None:
-    """Change the weights, transfer them, and record the time; raise if they differ."""
+def _weight_sync(
+    trial: Trial, model: LanguageModel, *, acting: object, engine: object
+) -> WeightSync:
+    """The sync of a run that trains `model` on one rank."""
     trained = TrainEngine(
         module=model,
         scorer=text_scorer,
         optim=OptimizerArguments(scheduler="constant"),
         device=trial.device,
     ).initialize()
-    sync = WeightSync(
+    return WeightSync(
         trained=trained,
         acting=acting,  # type: ignore[arg-type]
         engine=engine,  # type: ignore[arg-type]
         ranks=OneProcess(),
     )
-    _change(model)
+
+
+def _timed_sync(trial: Trial, model: LanguageModel, sync: WeightSync) -> None:
+    """Change all weights, transfer them, and record the time; raise if they differ."""
+    change(model)
     begin = time.perf_counter()
     sync.sync()
     trial.wait_for_device()
     seconds = time.perf_counter() - begin
     size = sum(weight.nbytes for weight in model.parameters())
     trial.note(trained_bytes=size, seconds=seconds, gb_per_s=size / seconds / 1e9)
-
-
-@torch.no_grad()
-def _change(model: LanguageModel) -> None:
-    next(model.parameters()).add_(0.5)

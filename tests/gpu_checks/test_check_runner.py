@@ -1,6 +1,8 @@
 """The runner: one row per check, also if its process dies."""
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +65,24 @@ def test_a_check_that_does_not_end_is_killed_and_keeps_its_figures() -> None:
         "sleeps --minutes 1"
     )
     assert row.figures == {"so_far": 1}
+
+
+def test_a_killed_check_leaves_no_files_no_shared_memory_and_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    row = CheckWorker().run(check("leaves_files"), seconds=600)
+    assert row.reason == "its process was killed by SIGKILL"
+    assert Path(row.figures["folder"]).is_relative_to(tmp_path)
+    assert not any(tmp_path.glob("siirl-*"))
+    assert not Path("/dev/shm", row.figures["memory"]).exists()
+    assert not any(map(runs, row.figures["pids"]))
+
+
+def runs(pid: int) -> bool:
+    """Whether a process exists and has not ended; the words of an ended one are empty."""
+    words = Path("/proc", str(pid), "cmdline")
+    return words.exists() and words.read_bytes() != b""
 
 
 def test_a_check_is_told_the_time_at_which_it_is_killed() -> None:

@@ -2,7 +2,11 @@
 
 import os
 import signal
+import subprocess
+import tempfile
 import time
+from multiprocessing import get_context, shared_memory
+from typing import Any
 
 from siirl.gpu_checks.check import CheckSkipped, Trial
 
@@ -42,4 +46,22 @@ def tells_the_allocator_setting(trial: Trial) -> None:
 
 def sleeps(trial: Trial) -> None:
     trial.note(so_far=1)
+    time.sleep(600)
+
+
+def leaves_files(trial: Trial) -> None:
+    """Is killed; a process of its own group and one that made shared memory go on."""
+    with tempfile.TemporaryDirectory() as folder:
+        apart = subprocess.Popen(["sleep", "600"], process_group=0)
+        context = get_context("spawn")
+        names = context.SimpleQueue()
+        process = context.Process(target=_shares_memory, args=(names,))
+        process.start()
+        trial.note(folder=folder, memory=names.get(), pids=[apart.pid, process.pid])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _shares_memory(names: Any) -> None:
+    memory = shared_memory.SharedMemory(create=True, size=4096)
+    names.put(memory.name)
     time.sleep(600)

@@ -1,0 +1,83 @@
+"""Weights that do not arrive, although the code that transfers them finds them equal."""
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from siirl.engine.training.frozen_weights import FrozenWeights
+from siirl.engine.training.weight_sync import ActingModule, ChecksumPair
+from siirl.gpu_checks import weight_transfer
+from siirl.gpu_checks.check import CheckFailed, Trial
+from siirl.gpu_checks.process_group import group_of_one
+from siirl.gpu_checks.receiving_process import ReceivingProcess, mapped
+from siirl.gpu_checks.sharded_weights import send_from_shards
+from siirl.gpu_checks.weight_transfer import equal_checksums, to_acting_copy, to_process
+from siirl.models.weight_rows import Rows
+from tests.gpu_checks import rank_work
+
+SKIPPED = "model.layers.0.mlp.up_proj.weight"
+
+
+def to_sharded_copy(trial: Trial) -> None:
+    """`sharded_sync` on one rank, in this process."""
+    with group_of_one(trial) as group:
+        send_from_shards(trial, group, mapped)
+
+
+TO_COPIES = pytest.mark.parametrize("check", [to_acting_copy, to_sharded_copy])
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Trial:
+    return Trial(torch.device("cpu"), time.monotonic() + 600, tmp_path / "figures.json")
+
+
+@TO_COPIES
+def test_a_weight_that_later_syncs_leave_out_is_a_failure(
+    check: Callable[[Trial], None], trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FrozenWeights, "names", lambda self, ranks: {SKIPPED})
+    with pytest.raises(CheckFailed, match=rf"1 of \d+ tensors of .* the first of them {SKIPPED}$"):
+        check(trial)
+
+
+@TO_COPIES
+def test_a_weight_that_changes_as_it_is_copied_is_a_failure(
+    check: Callable[[Trial], None], trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = ActingModule.take_weights
+
+    def half(self: ActingModule, weights: Iterable[Rows]) -> list[ChecksumPair]:
+        return take(
+            self,
+            (
+                rows.with_values(rows.values / 2) if "norm" in rows.name else rows
+                for rows in weights
+            ),
+        )
+
+    monkeypatch.setattr(ActingModule, "take_weights", half)
+    with pytest.raises(CheckFailed, match=r"are not the trained ones, the first of them .*norm"):
+        check(trial)
+
+
+def test_a_bucket_that_changes_on_its_way_to_a_process_is_a_failure(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChecksumPair, "agrees", True)
+    spoilt = partial(ReceivingProcess, transport=rank_work.SpoiltBucket)
+    monkeypatch.setattr(weight_transfer, "ReceivingProcess", spoilt)
+    with pytest.raises(CheckFailed, match=r"^weights with the checksum \d+ were sent, but \d+"):
+        to_process(trial)
+
+
+def test_a_checksum_that_is_always_the_same_is_a_failure(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_transfer, "checksum", lambda tensors: 7)
+    with pytest.raises(CheckFailed, match=r"^the checksum 7 of torch.float32 weights stays"):
+        equal_checksums(trial)
