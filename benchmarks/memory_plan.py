@@ -122,9 +122,12 @@ def runs() -> list[Run]:
     model = qwen_config(layers=14, width=512, hidden=1536)
     larger = qwen_config(layers=16, width=768, hidden=2304)
     lora = ("actor_rollout_ref.model.lora.rank=32", "actor_rollout_ref.model.dtype=bfloat16")
+    separate = ("cluster=ray", "trainer.n_gpus_per_node=2", "dag.groups={rollout: 1, train: 1}")
     return [
         Run("run on one rank", model, ("cluster=local",)),
         Run("run on two ranks", model, ("cluster=ray", "trainer.n_gpus_per_node=2")),
+        Run("run on a rollout and a training rank", model, separate),
+        Run("the same as a stream", model, (*separate, "trainer.max_staleness=1")),
         Run("run of LoRA in bfloat16", larger, ("cluster=local", *lora)),
     ]
 
