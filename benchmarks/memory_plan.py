@@ -11,7 +11,11 @@ tiny model, largest during the passes of the update and during the optimiser's s
 
 The memory of a run: `siirl train` trains such a model, with saves between its steps, and the
 resident memory of all its processes is added up while it runs, pages that several map counted once.
-The plan is the line `memory` that the run prints. Aim: within 15 %.
+The plan is the line `memory` that the run prints. Aim: within 15 %. Runs of a model of half a
+million weights measure what a process takes without a model, from which the plan's WORKER_BYTES
+and ADAPTERS_BYTES are.
+
+Each measurement is written at once; rows that were not asked for stay as they were.
 
 Left out: all weights of the largest model, whose training would take 5 GB; rollout, whose engines
 take memory that the configuration sets; vLLM; GPUs, which `siirl gpu-check` measures.
@@ -119,11 +123,14 @@ def cases() -> list[Case]:
 
 def runs() -> list[Run]:
     """All runs."""
+    tiny = qwen_config(layers=2, width=128, hidden=128) | {"vocab_size": SMALL_VOCABULARY}
     model = qwen_config(layers=14, width=512, hidden=1536)
     larger = qwen_config(layers=16, width=768, hidden=2304)
     lora = ("actor_rollout_ref.model.lora.rank=32", "actor_rollout_ref.model.dtype=bfloat16")
     separate = ("cluster=ray", "trainer.n_gpus_per_node=2", "dag.groups={rollout: 1, train: 1}")
     return [
+        Run("run of a tiny model", tiny, ("cluster=local",)),
+        Run("run of a tiny model with LoRA", tiny, ("cluster=local", lora[0])),
         Run("run on one rank", model, ("cluster=local",)),
         Run("run on two ranks", model, ("cluster=ray", "trainer.n_gpus_per_node=2")),
         Run("run on a rollout and a training rank", model, separate),
@@ -153,48 +160,48 @@ def main() -> None:
         return
     set_one_thread()
     machine = describe_machine()
-    found = []
+
+    def wanted(each: Case | Run) -> bool:
+        return flags.only is None or each.name in flags.only
+
     for number, case in enumerate(cases()):
-        if flags.only is None or case.name in flags.only:
-            found.append(run(number, case))
-            print(summary(found[-1]), flush=True)
-    whole = []
+        if wanted(case):
+            row = run(number, case)
+            print(summary(row), flush=True)
+            _write(flags.output, row, machine=machine)
     for each in runs():
-        if flags.only is None or each.name in flags.only:
-            whole.append(whole_run(each))
-            print(summary_of_run(whole[-1]), flush=True)
-    for row in (*found, *whole):
-        row["revision"] = machine["revision"]
-    # those that were not asked for stay as they were measured
-    before = json.loads(flags.output.read_text()) if flags.output.is_file() else {}
-    found = _with_others(found, before.get("cases", ()), [_key(case) for case in cases()])
-    whole = _with_others(whole, before.get("runs", ()), [_key(each) for each in runs()])
+        if wanted(each):
+            row = whole_run(each)
+            print(summary_of_run(row), flush=True)
+            _write(flags.output, row, machine=machine)
+
+
+def _write(output: Path, row: dict[str, Any], *, machine: dict[str, Any]) -> None:
+    """Write a measurement in place of that of the same case; the others stay as they were."""
+    row["revision"] = machine["revision"]
+    before = json.loads(output.read_text()) if output.is_file() else {}
+    found = [*before.get("cases", ()), *before.get("runs", ()), row]
+    kept = _in_order(found, [*map(_key, cases())])
+    whole = _in_order(found, [*map(_key, runs())])
     result = {
         "command": f"python -m benchmarks.memory_plan {shlex.join(sys.argv[1:])}".strip(),
         "machine": machine,
         "aim": f"predicted within {AIM:.0%} of measured, in the phase that needs most",
-        "largest_error": max(abs(each["error"]) for each in (*found, *whole)),
-        "cases": found,
+        "largest_error": max(abs(each["error"]) for each in (*kept, *whole)),
+        "cases": kept,
         "runs": whole,
     }
-    flags.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"largest error {result['largest_error']:.1%}; written to {flags.output}")
+    output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _key(case: Case | Run) -> tuple[Any, ...]:
     return (case.name, list(case.words), case.model)
 
 
-def _with_others(
-    found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], keys: Sequence[Any]
-) -> list[dict[str, Any]]:
-    """`found`, and of those measured `before` the ones that still exist, in the order of `keys`."""
-
-    def key(row: dict[str, Any]) -> tuple[Any, ...]:
-        return (row["case"], row["settings"], row["model"])
-
-    rows = {json.dumps(key(row)): row for row in (*before, *found)}
-    return [rows[name] for name in map(json.dumps, keys) if name in rows]
+def _in_order(rows: Sequence[dict[str, Any]], keys: Sequence[Any]) -> list[dict[str, Any]]:
+    """The newest of `rows` for each of `keys` that has one."""
+    newest = {json.dumps((row["case"], row["settings"], row["model"])): row for row in rows}
+    return [newest[name] for name in map(json.dumps, keys) if name in newest]
 
 
 def summary(row: dict[str, Any]) -> str:

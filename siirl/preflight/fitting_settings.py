@@ -5,7 +5,7 @@
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import ceil
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from envs.base import EnvSpec
 from siirl.errors import SiirlError
@@ -17,7 +17,6 @@ from siirl.params.sizes import GIB
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.model_shapes import ModelShape
 from siirl.preflight.policy_memory import compute_bytes, recomputes
-from siirl.preflight.rank_table import RankMemory
 
 Setting = Mapping[str, Any]
 """Values of keys that are changed together."""
@@ -29,23 +28,34 @@ LORA_RANK = 32  # of OpenVLA-OFT's own fine-tuning (arXiv 2502.19645, appendix)
 FEW_CHUNKS = 8  # observations of a pass: 3,288 places of OpenVLA-OFT, enough to fill a GPU
 
 
+class Memory(Protocol):
+    """Memory that must fit: of a rank, or of a run."""
+
+    @property
+    def kind(self) -> str:
+        """Whose memory it is, as the object of a sentence."""
+
+
+Needed = TypeVar("Needed", bound=Memory)
+
+
 def remedy(
     kinds: Sequence[Ways],
     *,
     fit: str,
-    needs: Callable[..., RankMemory | None],
-    fits: Callable[[RankMemory | None], bool],
+    needs: Callable[..., Needed | None],
+    fits: Callable[[Needed | None], bool],
     accepted: Callable[[Setting], bool],
     larger: str,
 ) -> str:
     """Of each kind the first setting that fits alone; if there is none, a setting of several kinds
-    that fits; if there is none either, those that change the table of what does not fit.
+    that fits; if there is none either, those that change the memory of what does not fit.
 
     Args:
         kinds: Settings that save memory.
         fit: Subject and verb of the sentence that names settings.
-        needs: The table of the job with a setting, for a kind of ranks if one is given.
-        fits: Whether a table fits.
+        needs: Memory of the job with a setting, of a kind of ranks if one is given.
+        fits: Whether that memory fits.
         accepted: Whether nothing else refuses a setting.
         larger: What to use besides a smaller model if nothing fits.
     """
@@ -66,7 +76,7 @@ def remedy(
                 if fits(needs(_joined(together))):
                     return f"{fit}: {_words(_weakened(together, kinds, works))}."
     least = needs(_joined(together))
-    assert least is not None  # an unknown table fits
+    assert least is not None  # unknown memory fits
     used = []
     for place, way in enumerate(together):
         rest = [*together[:place], *together[place + 1 :]]

@@ -7,6 +7,7 @@ other machines, and simulators and images, which are refused first (`simulation_
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from envs.base import EnvSpec
 from siirl.errors import ConfigError, SiirlError
@@ -14,7 +15,7 @@ from siirl.params import sizes
 from siirl.params.domains import VLLM
 from siirl.params.key_names import ACTOR, ROLLOUT
 from siirl.params.training_args import SiiRLArguments
-from siirl.preflight.cpu_ranks import cpu_ranks_memory, saves_during_training
+from siirl.preflight.cpu_ranks import cpu_ranks_memory, cpu_table, saves_during_training
 from siirl.preflight.fitting_settings import (
     Problems,
     Setting,
@@ -27,9 +28,20 @@ from siirl.preflight.fitting_settings import (
 )
 from siirl.preflight.memory import ROUGHLY, Parts, size_text, total, training_memory
 from siirl.preflight.rank_memory import model_shape
-from siirl.preflight.rank_table import RankMemory
+from siirl.preflight.rank_table import TRAINING_RANK
 
-RUN = "run"
+
+@dataclass(frozen=True)
+class RunMemory:
+    """Host memory of a run."""
+
+    parts: Parts
+    kind: str = "run"
+
+    @property
+    def size(self) -> float:
+        """Bytes of all parts."""
+        return total(self.parts)
 
 
 def run_memory(
@@ -75,33 +87,42 @@ def host_problems(
         sends: See `run_memory`.
     """
 
-    def needs(setting: Setting, kind: str | None = None) -> RankMemory:
+    def needs(setting: Setting, kind: str | None = None) -> RunMemory:
         wanted = changed(config, setting)
-        held = run_memory(wanted, spec, on_gpu=on_gpu, with_critic=with_critic, sends=sends)
-        return RankMemory(held=held, phases=((RUN, ()),), kind=RUN)
+        return RunMemory(
+            run_memory(wanted, spec, on_gpu=on_gpu, with_critic=with_critic, sends=sends)
+        )
 
-    held = needs({}).held
-    if config.cluster.address is not None or total(held) <= ROUGHLY * total_memory_bytes:
+    needed = needs({})
+    if config.cluster.address is not None or needed.size <= ROUGHLY * total_memory_bytes:
         return []
     known = set(map(str, problems(config, ())))
+    at_least = not on_gpu and _lower_bound(config, spec, with_critic=with_critic)
     told = remedy(
         list(_settings(config, spec, on_gpu=on_gpu, with_critic=with_critic)),
-        fit="These settings fit",
+        fit="These settings may fit" if at_least else "These settings fit",
         needs=needs,
-        fits=lambda table: table is not None and table.peak[1] <= total_memory_bytes,
+        fits=lambda run: run is not None and run.size <= total_memory_bytes,
         accepted=lambda setting: known.issuperset(
             map(str, problems(changed(config, setting), setting))
         ),
         larger="a machine with more memory",
     )
-    largest = sorted(held, key=lambda part: part[1], reverse=True)
+    largest = sorted(needed.parts, key=lambda part: part[1], reverse=True)
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in largest if size)
+    amount = f"{'at least' if at_least else 'about'} {size_text(needed.size)}"
     return [
         ConfigError(
-            f"The job needs about {size_text(total(held))} of memory ({parts}), but this machine "
-            f"has {size_text(total_memory_bytes)}. {told}"
+            f"The job needs {amount} of memory ({parts}), but this machine has "
+            f"{size_text(total_memory_bytes)}. {told}"
         )
     ]
+
+
+def _lower_bound(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool) -> bool:
+    """Whether the memory of a training rank leaves out what an unknown architecture takes."""
+    table = cpu_table(config, spec, with_critic=with_critic, kind=TRAINING_RANK)
+    return table.lower_bound
 
 
 def _settings(

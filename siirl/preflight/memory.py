@@ -24,9 +24,9 @@ from siirl.params.policies import EXPERT_ONLY, FROZEN
 from siirl.params.rollout_args import RolloutArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
-# a worker process: interpreter, torch, Ray, and what a run of a model of 2 million weights takes
-WORKER_BYTES = 680e6
-ADAPTERS_BYTES = 40e6  # peft's modules, in a worker
+# of a worker process, by the runs of a tiny model in benchmarks/memory_plan.py
+WORKER_BYTES = 535e6  # interpreter, torch, transformers, Ray
+ADAPTERS_BYTES = 30e6  # peft's modules
 COMPILER_BYTES = 90e6  # torch.compile's own modules and the code of a model's blocks, in a worker
 VLLM_BYTES = 600e6  # vLLM's imports and buffers, in a process of its own or the rank's
 RAY_BYTES = 830e6  # the driver process (430 MB) and Ray's own processes
@@ -272,15 +272,17 @@ REMEDIES = {
 
 
 def shortage(parts: Parts, *, free_memory_bytes: float) -> str | None:
-    """Warning for a job that needs more memory than is free; None if it fits."""
+    """Warning for a job that needs more memory than is free, with settings that lower its largest
+    part; None if it fits.
+    """
     needed = total(parts)
     if needed <= free_memory_bytes:
         return None
     largest = max(parts, key=lambda part: part[1])[0]
     remedy = next((keys for name, keys in REMEDIES.items() if name in largest), SMALLER_MODEL)
     return (
-        f"{size_text(needed)} is more than the free {size_text(free_memory_bytes)} of memory: "
-        f"{remedy}."
+        f"{size_text(needed)} is more than the free {size_text(free_memory_bytes)} of memory. The "
+        f"largest part is {largest}: {remedy}."
     )
 
 

@@ -21,7 +21,14 @@ from siirl.params.model_args import ActorRolloutRefArguments, ModelArguments
 from siirl.params.sizes import GIB
 from siirl.preflight.memory import Parts, total
 from siirl.preflight.model_shapes import QUESTION_LENGTH, ModelShape, NumberSizes, openvla_places
-from siirl.preflight.rank_table import MOMENTS, WEIGHTS, RankMemory
+from siirl.preflight.rank_table import (
+    GRADIENTS,
+    MOMENTS,
+    ROLLOUT,
+    UPDATE,
+    WEIGHTS,
+    RankMemory,
+)
 
 WEIGHT_BYTES, MOMENTS_BYTES = 4, 8  # float32; Adam's first and second moment
 LOGIT_BYTES = 4  # float32
@@ -74,17 +81,17 @@ class PolicyMemory:
             *(() if self.sleeps else generation),
         )
         rollout = (*(generation if self.sleeps else ()), ("encoder", encoder))
-        gradients = ("gradients", WEIGHT_BYTES * accumulated)
+        gradients = (GRADIENTS, WEIGHT_BYTES * accumulated)
         update = self.passes(gradients) if shape.is_known else (gradients,)
         step = (
-            ("gradients", WEIGHT_BYTES * sharded),
+            (GRADIENTS, WEIGHT_BYTES * sharded),
             *(moments if offloads else ()),
         )
         return RankMemory(
             held=_present(held),
             phases=(
-                ("rollout", _present(rollout)),
-                ("update", _present(update)),
+                (ROLLOUT, _present(rollout)),
+                (UPDATE, _present(update)),
                 ("optimiser's step", _present(step)),
             ),
             lower_bound=not shape.is_known,
@@ -137,7 +144,7 @@ class PolicyMemory:
         generation = dataclasses.replace(self, rolls_out=True).generation()
         return RankMemory(
             held=_present(((name, copies),)),
-            phases=(("rollout", _present((*generation, ("encoder", encoder)))),),
+            phases=((ROLLOUT, _present((*generation, ("encoder", encoder)))),),
             lower_bound=not self.shape.is_known,
         )
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from siirl.preflight.memory import Parts, total
 
 RANK, TRAINING_RANK, ROLLOUT_RANK = "rank", "training rank", "rollout rank"
-WEIGHTS, MOMENTS = "weights", "Adam"
+WEIGHTS, GRADIENTS, MOMENTS = "weights", "gradients", "Adam"
+ROLLOUT, UPDATE = "rollout", "update"  # phases
 OF_CRITIC = "critic's "
 
 
@@ -31,7 +32,7 @@ class RankMemory:
         """
         own = tuple((f"{OF_CRITIC}{name}", size) for name, size in critic.held)
         phases = tuple(
-            (f"{OF_CRITIC}{name}", parts) for name, parts in critic.phases if name != "rollout"
+            (f"{OF_CRITIC}{name}", parts) for name, parts in critic.phases if name != ROLLOUT
         )
         return dataclasses.replace(
             self,

@@ -48,7 +48,7 @@ def job(tmp_path: Path):
 
 def test_ranks_on_cpus_hold_what_the_table_of_a_rank_says(job) -> None:
     """Two ranks, each with all parts of the update: also the acting copy, gathered blocks and
-    activations.
+    activations; and of what the passes free again, 0.4 stay with the C library.
     """
     config = job("trainer.async_save=false")
     table = rank_memory(config, QUESTIONS)
@@ -56,7 +56,11 @@ def test_ranks_on_cpus_hold_what_the_table_of_a_rank_says(job) -> None:
     phase, peak = table.peak
     assert phase == "update"
     found = dict(cpu_ranks_memory(config, QUESTIONS))
+    freed = found.pop("freed blocks")
     assert total(found.items()) == pytest.approx(2 * peak)
+    update = dict(dict(table.phases)["update"])
+    passes = sum(size for name, size in update.items() if name != "gradients")
+    assert freed == pytest.approx(2 * 0.4 * passes) and passes > 600e6
     assert found["acting copy"] == 2 * 4 * WEIGHTS
     assert found["weights"] == 4 * WEIGHTS
     assert found["activations"] > 2 * 600e6
@@ -126,5 +130,6 @@ def test_a_new_policy_counts_by_its_number_of_weights() -> None:
     config = parse_config(["actor_rollout_ref.model.path=null", "trainer.n_gpus_per_node=1"])
     parts = dict(cpu_ranks_memory(config, SPEC))
     assert parts["weights"] == 4 * 2_200_000
+    assert parts["activations"] == 200e6  # of the shipped policy
     beside = dict(cpu_ranks_memory(config, SPEC, with_critic=True))
     assert beside["critic's weights"] == 4 * 2_200_000

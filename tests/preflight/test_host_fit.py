@@ -9,7 +9,16 @@ from siirl.params import SiiRLArguments
 from siirl.preflight.host_fit import host_problems, run_memory
 from siirl.preflight.memory import ROUGHLY, total
 from tests.preflight.camera_spec import QUESTIONS
-from tests.preflight.published_models import ADAPTERS, FEW_TOKENS, HF, QWEN, remedies, sparse, text
+from tests.preflight.published_models import (
+    ADAPTERS,
+    EXPERTS,
+    FEW_TOKENS,
+    HF,
+    QWEN,
+    remedies,
+    sparse,
+    text,
+)
 
 ON_CPUS = (*HF, "cluster=local", "trainer.save_freq=1")
 ASYNC = "trainer.async_save=false"
@@ -28,7 +37,7 @@ def path(folder: Any) -> Any:
 @pytest.mark.parametrize(
     ("words", "share", "told"),
     [
-        ((), 0.55, "env.envs_per_server=32"),
+        ((), 0.6, "env.envs_per_server=32"),
         ((), 0.2, ADAPTERS),  # with other settings
         ((ADAPTERS,), 0.6, "env.envs_per_server="),
     ],
@@ -61,6 +70,16 @@ def test_a_machine_too_small_for_every_setting_is_reported(path: Any) -> None:
         "makes a run fit: use a smaller model, or a machine with more memory."
     )
     assert ADAPTERS in str(problem)
+
+
+def test_without_the_architecture_the_amount_and_the_settings_are_a_lower_bound(
+    folder: Any,
+) -> None:
+    config = text(sparse(folder(EXPERTS), weight=7), *ON_CPUS)
+    machine = 0.6 * needed(config)
+    (problem,) = host_problems(config, QUESTIONS, total_memory_bytes=machine, on_gpu=False)
+    assert str(problem).startswith("The job needs at least ")
+    assert f"These settings may fit: {ADAPTERS}" in str(problem)
 
 
 def test_with_gpus_what_was_moved_to_the_host_is_left_there(path: Any) -> None:

@@ -308,7 +308,8 @@ def test_a_need_beyond_the_free_memory_is_reported() -> None:
     sentence = shortage(parts, free_memory_bytes=2.9e9)
     assert sentence is not None
     assert sentence.startswith(
-        "3.0 GB is more than the free 2.9 GB of memory: lower env.num_servers"
+        "3.0 GB is more than the free 2.9 GB of memory. The largest part is environments: lower "
+        "env.num_servers"
     )
 
 
@@ -327,4 +328,4 @@ def test_a_need_beyond_the_free_memory_is_reported() -> None:
 )
 def test_the_remedy_of_a_shortage_lowers_its_largest_part(largest: str, remedy: str) -> None:
     sentence = shortage((("environments", 1e9), (largest, 2e9)), free_memory_bytes=1e9)
-    assert sentence is not None and f"of memory: {remedy}" in sentence
+    assert sentence is not None and f"is {largest}: {remedy}" in sentence
