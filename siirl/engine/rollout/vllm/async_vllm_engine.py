@@ -20,6 +20,9 @@ from siirl.errors import ConfigError, EngineDied
 from siirl.models.weight_rows import Rows
 
 TASKS_END_S = 5.0  # limit for vLLM's cancelled tasks
+# limit for vLLM's processes. They wait up to 9 s for each other; vLLM would kill them after 5, and
+# their queues would stay in /dev/shm.
+PROCESSES_END_S = 20.0
 CHECK_S = 1.0  # a call that its process can no longer answer would wait forever
 DIED = (
     "vLLM's process died: it was killed, perhaps because the machine ran out of memory, or by an "
@@ -51,13 +54,16 @@ class AsyncVLLMEngine(VLLMBase):
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        from siirl.engine.rollout.vllm.engine_process import in_own_group
+
         self.dead_error = EngineDeadError
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True)
         self.thread.start()
 
         async def start() -> Any:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+            with in_own_group():
+                return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
 
         with start_errors(settings):
             self.vllm = asyncio.run_coroutine_threadsafe(start(), self.loop).result()
@@ -155,7 +161,7 @@ class AsyncVLLMEngine(VLLMBase):
 
     async def _shut_down(self) -> None:
         """Stop vLLM, and let its tasks end, which asyncio otherwise reports as destroyed."""
-        self.vllm.shutdown()
+        self.vllm.shutdown(timeout=PROCESSES_END_S)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()

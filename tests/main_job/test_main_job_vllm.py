@@ -1,0 +1,60 @@
+"""Signals to a run with vLLM in a process of its own, which the run outlives or takes along."""
+
+import importlib.util
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from terminal import Terminal
+
+pytestmark = [
+    pytest.mark.slow,  # vLLM starts in half a minute
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm"
+    ),
+]
+
+WITHIN_S = 900.0  # only a hang takes longer
+JOB = (
+    *("siirl.train", "pipeline=grpo", "env=math", "model=tiny_lm", "rollout=vllm"),
+    *("actor_rollout_ref.rollout.mode=async", "actor_rollout_ref.rollout.kv_cache_gib=0.05"),
+    *("cluster=local", "trainer.val_episodes=0", "trainer.val_before_train=false"),
+    *("trainer.total_steps=100000", "trainer.max_minutes=null"),
+)
+QUEUES = Path("/dev/shm")
+
+
+def wait_for_the_end(run: Terminal) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while run.processes():
+        assert time.monotonic() < deadline, (run.processes(), run.text)
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    """A run in its second step."""
+    started = Terminal(*JOB, folder=tmp_path)
+    started.wait_for(" 1/100000 ", timeout_s=WITHIN_S)
+    yield started
+    started.kill_all()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_stops_the_run_which_saves_its_weights(
+    run: Terminal, number: signal.Signals
+) -> None:
+    """As of a terminal's Ctrl-C, `timeout` or `scancel`, and a closed terminal."""
+    before = {*QUEUES.glob("psm_*")}
+    os.killpg(run.process.pid, number)
+    assert run.process.wait(timeout=WITHIN_S) == 128 + number, run.text
+    wait_for_the_end(run)
+    assert "siirl: interrupted\nThe last checkpoint is" in run.text
+    assert not before & {*QUEUES.glob("psm_*")}
+
+
+def test_vllm_ends_with_a_run_that_was_killed(run: Terminal) -> None:
+    run.process.kill()
+    wait_for_the_end(run)
