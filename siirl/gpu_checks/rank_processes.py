@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from multiprocessing import connection, get_context
+from multiprocessing import connection, forkserver, get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import distributed
 from siirl.engine.training.collectives import TIMEOUT, GroupOfProcesses, join, leave
 from siirl.engine.training.port_guard import guard_new_ports
 from siirl.engine.training.rank_device import prepare_device
+from siirl.files.socket_paths import socket_folder
 from siirl.gpu_checks.check import CheckFailed, CheckSkipped, Trial, late
 from siirl.gpu_checks.check_runner import death
 from siirl.gpu_checks.process_group import lacks_group
@@ -88,6 +89,7 @@ def run_on_ranks(
             for rank in range(ranks)
         ]
         try:
+            _start_server()
             for process in processes:
                 process.start()
             _await(processes, folder, limit_s=limit_s, name=trial.name)
@@ -97,6 +99,18 @@ def run_on_ranks(
                     process.kill()
                     process.join()
         return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(ranks)]
+
+
+def _start_server() -> None:
+    """Start the process from which ranks are forked; its socket has a name of multiprocessing below
+    the folder of temporary files.
+    """
+    kept = tempfile.gettempdir()
+    tempfile.tempdir = socket_folder("pymp-12345678/listener-12345678")
+    try:
+        forkserver.ensure_running()
+    finally:
+        tempfile.tempdir = kept
 
 
 def first_ranks(group: GroupOfProcesses, number: int) -> GroupOfProcesses | None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from siirl.execution.scheduler.private_session import (
-    LONGEST_PLACE,
     keep_token_private,
     private_environment,
     private_folder,
@@ -74,7 +73,7 @@ def test_the_next_start_removes_folders_of_killed_processes_and_keeps_those_of_r
 def test_a_place_with_too_long_a_name_for_sockets_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = tmp_path / ("x" * LONGEST_PLACE)
+    long = tmp_path / ("x" * 40)
     long.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(long))
     with private_folder() as folder:

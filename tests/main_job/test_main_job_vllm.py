@@ -2,7 +2,9 @@
 
 import importlib.util
 import os
+import re
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,7 +25,6 @@ JOB = (
     *("cluster=local", "trainer.val_episodes=0", "trainer.val_before_train=false"),
     *("trainer.total_steps=100000", "trainer.max_minutes=null"),
 )
-QUEUES = Path("/dev/shm")
 
 
 def wait_for_the_end(run: Terminal) -> None:
@@ -33,8 +34,25 @@ def wait_for_the_end(run: Terminal) -> None:
         time.sleep(0.1)
 
 
+def queues(run: Terminal) -> set[Path]:
+    """Files in /dev/shm of the run's processes."""
+    found = set()
+    for pid in run.processes():
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        found |= {Path(each) for each in re.findall(r"/dev/shm/psm_\w+", maps)}
+    return found
+
+
 @pytest.fixture
-def run(tmp_path: Path):
+def temporary(monkeypatch: pytest.MonkeyPatch):
+    """The run's folder of temporary files, with a name short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+@pytest.fixture
+def run(tmp_path: Path, temporary: Path):
     """A run in its second step."""
     started = Terminal(*JOB, folder=tmp_path)
     started.wait_for(" 1/100000 ", timeout_s=WITHIN_S)
@@ -44,15 +62,16 @@ def run(tmp_path: Path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_stops_the_run_which_saves_its_weights(
-    run: Terminal, number: signal.Signals
+    run: Terminal, temporary: Path, number: signal.Signals
 ) -> None:
     """As of a terminal's Ctrl-C, `timeout` or `scancel`, and a closed terminal."""
-    before = {*QUEUES.glob("psm_*")}
+    files = queues(run)
+    assert files and [*temporary.glob("siirl-*")]
     os.killpg(run.process.pid, number)
     assert run.process.wait(timeout=WITHIN_S) == 128 + number, run.text
     wait_for_the_end(run)
     assert "siirl: interrupted\nThe last checkpoint is" in run.text
-    assert not before & {*QUEUES.glob("psm_*")}
+    assert not [*filter(Path.exists, files), *temporary.glob("siirl-*")]
 
 
 def test_vllm_ends_with_a_run_that_was_killed(run: Terminal) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from siirl.files.socket_paths import socket_folder
+
 logger = logging.getLogger(__name__)
 
 PRIVATE_FOLDER = "SIIRL_PRIVATE_FOLDER"
@@ -27,12 +29,8 @@ files.
 PREFIX = "siirl-ray-"
 # each of Ray's processes opens this folder to all users (0777); the folder around it stays private
 SESSION = "r"
-# Longest path of a socket (unix(7)), minus the names that Ray appends and the names of the two
-# folders.
-LONGEST_PLACE = (
-    107
-    - len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
-    - len(f"/{PREFIX}12345678/{SESSION}")
+LONGEST_SOCKET = (
+    f"{PREFIX}12345678/{SESSION}/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
 )
 
 
@@ -83,8 +81,7 @@ def keep_token_private() -> None:
 
 def _parent_folder() -> Path:
     """Ray's default folder for sessions, if the paths of its sockets fit."""
-    wanted = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    return Path(wanted if len(os.fsencode(wanted)) <= LONGEST_PLACE else "/tmp")
+    return Path(socket_folder(LONGEST_SOCKET, wanted=os.environ.get("RAY_TMPDIR")))
 
 
 def _new_locked(parent: Path) -> tuple[Path, int]:

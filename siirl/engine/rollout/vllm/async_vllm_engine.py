@@ -4,8 +4,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,8 +19,12 @@ from siirl.engine.rollout.vllm.vllm_probe import Probe
 from siirl.engine.rollout.vllm.vllm_settings import start_errors
 from siirl.engine.training.weight_buckets import CudaIpc, SharedMemory, WeightTransport, send
 from siirl.errors import ConfigError, EngineDied
+from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
+from siirl.files.socket_paths import socket_folder
 from siirl.models.weight_rows import Rows
 
+PREFIX = "siirl-sockets-"
+LONGEST_SOCKET = f"{PREFIX}12345678/{uuid.UUID(int=0)}"
 TASKS_END_S = 5.0  # limit for vLLM's cancelled tasks
 # limit for vLLM's processes. They wait up to 9 s for each other; vLLM would kill them after 5, and
 # their queues would stay in /dev/shm.
@@ -56,6 +62,11 @@ class AsyncVLLMEngine(VLLMBase):
 
         from siirl.engine.rollout.vllm.engine_process import in_own_group
 
+        # vLLM leaves the sockets of its processes behind
+        self.sockets = tempfile.TemporaryDirectory(
+            prefix=PREFIX, dir=os.environ.get(PRIVATE_FOLDER) or socket_folder(LONGEST_SOCKET)
+        )
+        os.environ["VLLM_RPC_BASE_PATH"] = self.sockets.name
         self.dead_error = EngineDeadError
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True)
@@ -158,6 +169,7 @@ class AsyncVLLMEngine(VLLMBase):
             self.thread.join()
             self.loop.close()
             self.vllm = None  # at the exit of Python its finaliser would fail
+            self.sockets.cleanup()
 
     async def _shut_down(self) -> None:
         """Stop vLLM, and let its tasks end, which asyncio otherwise reports as destroyed."""

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from siirl.engine.training.network import LOOPBACK
 from siirl.errors import EngineDied, RunFailed
-from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
 from siirl.params.sizes import GIB
 
 EXTENSION = "siirl.engine.rollout.vllm.vllm_worker.WorkerExtension"
@@ -26,8 +25,6 @@ ENVIRONMENT = {
     "VLLM_DO_NOT_TRACK": "1",
     # An engine's processes share a machine. By default they listen at the address of its name.
     "VLLM_HOST_IP": LOOPBACK,
-    # By default their sockets lie in /tmp, protected only by the user's umask.
-    **({"VLLM_RPC_BASE_PATH": os.environ[PRIVATE_FOLDER]} if PRIVATE_FOLDER in os.environ else {}),
 }
 # Lengths of the text that verifies new weights, in tokens: vLLM reserves room for the shorter one,
 # and the longer one is used where the texts of the run have the room.
