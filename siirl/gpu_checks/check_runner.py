@@ -31,6 +31,7 @@ from siirl.interrupts import end_session, final_message
 
 STATED_MINUTES = 8.0  # the values of `Check.at_most_s` were chosen for this budget
 STARTING_S = 8.0  # a process imports torch first; with less time, do not start one
+LEAST_S = 30.0  # on a busy machine the first check needs as much to import torch
 LONGEST_REASON = 300
 LOOK_EVERY_S = 0.02
 ENDING_S = 20.0  # of killed processes; those with much memory of a GPU take seconds
@@ -59,7 +60,7 @@ def run_checks(
         for check in checks:
             part_s = check.at_most_s * scale + spare_s
             begin = time.monotonic()
-            seconds = min(max(part_s, STARTING_S), ends_at - begin)
+            seconds = min(max(part_s, LEAST_S), ends_at - begin)
             reason = _skipped(check, seconds)
             if reason is None:
                 yield worker.run(check, seconds=seconds)

@@ -52,19 +52,33 @@ def equal_checksums(trial: Trial) -> None:
             here == there,
             f"checksum {here} on the CPU and {there} on {trial.device} of {dtype} weights",
         )
-        tensors["weight"].view(torch.uint8)[-1] ^= 1
-        before, here = here, checksum(tensors)
-        there = checksum({name: tensor.to(trial.device) for name, tensor in tensors.items()})
-        trial.require(
-            before not in (here, there),
-            f"the checksum {before} of {dtype} weights stays although one of their bits changed",
-        )
+        _require_changes(trial, dtype)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     two = checksum(tensors)
     torch.set_num_threads(threads)
     trial.require(two == here, f"checksum {here} on {threads} threads and {two} on two")
     trial.note(entries=entries)
+
+
+def _require_changes(trial: Trial, dtype: torch.dtype) -> None:
+    """Each bit of an entry counts, and so does doubling them all, as a sum over two ranks in place
+    of their mean would.
+    """
+    weight = torch.randn(1 << 20).clamp(min=1e-3).to(dtype)  # of a zero, no bit would change
+    before = checksum({"weight": weight.to(trial.device)})
+    for bit in range(8 * weight.element_size()):
+        changed = weight.clone()
+        place = 7919 * (bit + 1) * weight.element_size()
+        changed.view(torch.uint8)[place + bit // 8] ^= 1 << bit % 8
+        trial.require(
+            checksum({"weight": changed.to(trial.device)}) != before,
+            f"the checksum of {dtype} weights stays although bit {bit} of one changed",
+        )
+    trial.require(
+        checksum({"weight": 2 * weight.to(trial.device)}) != before,
+        f"the checksum of {dtype} weights stays although all were doubled",
+    )
 
 
 def to_acting_copy(trial: Trial) -> None:

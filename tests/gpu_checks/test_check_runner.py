@@ -142,6 +142,14 @@ def test_a_few_checks_share_a_small_budget(granted: list[float]) -> None:
     assert granted == [pytest.approx(120, abs=1)]  # two of eight minutes would be 15
 
 
+def test_a_check_with_a_small_share_gets_half_a_minute_while_the_budget_lasts(
+    granted: list[float],
+) -> None:
+    small, large = (replace(check("fine"), at_most_s=seconds) for seconds in (10.0, 7200.0))
+    list(run_checks([small, large], minutes=1, apart=True))
+    assert granted == [pytest.approx(30, abs=1), pytest.approx(60, abs=1)]
+
+
 @pytest.mark.parametrize("seconds", [5.0, 33.0, 75.0])
 def test_the_remedy_of_a_late_check_allows_it_twice_the_time(
     seconds: float, granted: list[float]

@@ -16,6 +16,7 @@ from siirl.gpu_checks.process_group import group_of_one
 from siirl.gpu_checks.receiving_process import ReceivingProcess, mapped
 from siirl.gpu_checks.sharded_weights import send_from_shards
 from siirl.gpu_checks.weight_transfer import equal_checksums, to_acting_copy, to_process
+from siirl.models.checksum import checksum
 from siirl.models.weight_rows import Rows
 from tests.gpu_checks import rank_work
 
@@ -75,9 +76,45 @@ def test_a_bucket_that_changes_on_its_way_to_a_process_is_a_failure(
         to_process(trial)
 
 
-def test_a_checksum_that_is_always_the_same_is_a_failure(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
+def same(tensors: dict[str, torch.Tensor]) -> int:
+    return 7
+
+
+def without_low_bits(tensors: dict[str, torch.Tensor]) -> int:
+    """Leaves out the low byte of each entry."""
+    return checksum(
+        {
+            name: (tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32) & ~0xFF)
+            for name, tensor in tensors.items()
+        }
+    )
+
+
+def with_places_in_order(tensors: dict[str, torch.Tensor]) -> int:
+    """Multiplies the bits of entry i by 2 i + 1: 2**20 of them add up to a multiple of 2**40."""
+    total = 0
+    for tensor in tensors.values():
+        bits_N = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32).flatten()
+        total += int((bits_N.long() * torch.arange(1, 2 * len(bits_N), 2)).sum())
+    return total % 2**63
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "what"),
+    [
+        (same, "bit 0 of one"),
+        (without_low_bits, "bit 0 of one"),
+        (with_places_in_order, "all were doubled"),
+    ],
+)
+def test_a_checksum_that_leaves_out_a_part_of_the_bits_is_a_failure(
+    spoilt: Callable[[dict[str, torch.Tensor]], int],
+    what: str,
+    trial: Trial,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weight_transfer, "checksum", lambda tensors: 7)
-    with pytest.raises(CheckFailed, match=r"^the checksum 7 of torch.float32 weights stays"):
+    monkeypatch.setattr(weight_transfer, "checksum", spoilt)
+    with pytest.raises(
+        CheckFailed, match=rf"^the checksum of torch.float32 weights stays although {what}"
+    ):
         equal_checksums(trial)

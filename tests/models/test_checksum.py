@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siirl.models.checksum import RunningChecksum, checksum, factor_of
+from siirl.models.checksum import RunningChecksum, checksum
 from siirl.models.weight_rows import in_rows
 
 
@@ -18,19 +18,31 @@ def test_the_checksum_sees_any_single_weight(place):
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool]
+    ("dtype", "bits"),
+    [
+        (torch.float64, torch.int64),
+        (torch.float32, torch.int32),
+        (torch.bfloat16, torch.int16),
+        (torch.bool, torch.int8),
+    ],
 )
-def test_the_checksum_is_that_of_the_raw_bits(dtype):
-    ones = {"weight": torch.ones(2, dtype=dtype)}
-    bits = {
-        torch.float64: 0x3FF0 << 48,
-        torch.float32: 0x3F80 << 16,
-        torch.bfloat16: 0x3F80,
-        torch.int64: 1,
-        torch.bool: 1,
-    }[dtype]
-    # entry 0 counts once, entry 1 three times
-    assert checksum(ones) == factor_of("weight") * (1 + 3) * (bits + 1) % (1 << 63)
+def test_the_checksum_is_that_of_the_raw_bits(dtype, bits):
+    values = torch.tensor([0.0, -1.0, 1.0, 3.0]).to(dtype)
+    assert checksum({"weight": values}) == checksum({"weight": values.view(bits)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1,), (1024, 1024), (2048, 1024), (3, 1024, 1024)])
+@pytest.mark.parametrize("factor", [2.0, 0.5, 4.0, -1.0])
+def test_the_checksum_sees_a_tensor_that_was_scaled(dtype, shape, factor):
+    """A sum over ranks in place of their mean scales by a power of two, which changes the bits of
+    all entries by the same number.
+    """
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    weight = torch.where(weight == 0, 1.0, weight).to(dtype)
+    ones = torch.ones_like(weight)
+    for each in (weight, ones):
+        assert checksum({"weight": each}) != checksum({"weight": factor * each})
 
 
 def test_the_checksum_depends_on_neither_threads_nor_memory_layout():
@@ -91,6 +103,14 @@ def test_the_checksum_depends_on_neither_order_nor_cut(most_bytes):
     }
     parts = list(in_rows(weights.items(), most_bytes=most_bytes))
     assert RunningChecksum(reversed(parts)).value == checksum(weights)
+
+
+def test_the_checksum_sees_two_blocks_that_were_exchanged():
+    """The numbers of the places repeat after 2**21 entries, those of the blocks do not."""
+    one, two = torch.full((1 << 21,), 1.0), torch.full((1 << 21,), 2.0)
+    assert checksum({"weight": torch.cat([one, two])}) != checksum(
+        {"weight": torch.cat([two, one])}
+    )
 
 
 def test_entries_of_a_large_part_count_from_their_own_places():
