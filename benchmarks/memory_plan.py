@@ -11,7 +11,7 @@ tiny model, largest during the passes of the update and during the optimiser's s
 
 The memory of a run: `siirl train` trains such a model, with saves between its steps, and the
 resident memory of all its processes is added up while it runs, pages that several map counted once.
-The plan is the line `memory` that the run prints. Aim: within 15 %. Runs of a model of half a
+The plan is the line `memory` that the run prints. Aim: within 15 %. Runs of a model of 0.3
 million weights measure what a process takes without a model, from which the plan's WORKER_BYTES
 and ADAPTERS_BYTES are.
 

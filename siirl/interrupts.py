@@ -20,6 +20,7 @@ import atexit
 import io
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -38,6 +39,7 @@ FLUSH_S = 1.0  # the reader of the output may have gone
 OTHER_THREAD_S = 5.0  # limit for another thread that is ending the command; it may be stuck
 LOOK_S = 0.02
 TRACKER = b"resource_tracker import main"  # in the command line of such a process
+SHARED_MEMORY = re.compile(r"/dev/shm/psm_\w+")
 THREADS_END_S = 10.0  # after the result; siirl's own threads have ended by then
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
@@ -308,8 +310,13 @@ def end_descendants() -> None:
     """Kill the descendants of this process, but for trackers (`_Process`) of other sessions.
 
     They are stopped first: a process that is killed while it starts a child would orphan the child.
+    Their shared memory goes with them; its trackers are killed too.
     """
+    shared = set().union(*map(_shared_memory, _descendants()))
     _end(_descendants)
+    for file in shared:
+        with suppress(FileNotFoundError):
+            os.unlink(file)
 
 
 def end_session(leader: int, *, within_s: float) -> None:
@@ -367,6 +374,15 @@ def _processes() -> Iterator[_Process]:
             continue  # it ended meanwhile
         if state != "Z":
             yield _Process(int(name), int(parent), int(session), tracks)
+
+
+def _shared_memory(pid: int) -> set[str]:
+    """Files in /dev/shm that Python's `multiprocessing` named and the process has mapped."""
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            return set(SHARED_MEMORY.findall(maps.read()))
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return set()  # it ended meanwhile, or is another user's
 
 
 def _session(leader: int) -> list[_Process]:

@@ -21,7 +21,7 @@ from siirl.gpu_checks.receiving_process import ReceivingProcess
 from siirl.gpu_checks.shapes import QWEN_1_5B, SMALL
 from siirl.models.adapters import adapters_first
 from siirl.models.chat import load_chat_tokenizer
-from siirl.models.checksum import checksum
+from siirl.models.checksum import RunningChecksum, checksum
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.weight_rows import in_rows
 from siirl.params import OptimizerArguments
@@ -62,22 +62,34 @@ def equal_checksums(trial: Trial) -> None:
 
 
 def _require_changes(trial: Trial, dtype: torch.dtype) -> None:
-    """Each bit of an entry counts, and so does doubling them all, as a sum over two ranks in place
-    of their mean would.
+    """All bits and places count, and so do changes of all entries, as by a sum over two ranks in
+    place of their mean; how weights are cut does not.
     """
-    weight = torch.randn(1 << 20).clamp(min=1e-3).to(dtype)  # of a zero, no bit would change
-    before = checksum({"weight": weight.to(trial.device)})
-    for bit in range(8 * weight.element_size()):
-        changed = weight.clone()
-        place = 7919 * (bit + 1) * weight.element_size()
-        changed.view(torch.uint8)[place + bit // 8] ^= 1 << bit % 8
+    size = 1 << 22 if trial.on_gpu else 1 << 20  # more than is summed at a time
+    weight = torch.rand(size).to(dtype) + 1
+    weight[0], weight[-1] = 0.5, 0.25
+    width, whole = weight.element_size(), {"weight": weight.to(trial.device)}
+    changed = {"all were doubled": 2 * weight, "two were exchanged": weight.clone()}
+    changed["two were exchanged"][[0, -1]] = weight[[-1, 0]]
+    for bit in range(8 * width):
+        flipped = weight.clone()
+        place = bit * (size - 1) // (8 * width - 1)  # from the first to the last
+        flipped.view(torch.uint8)[place * width + bit // 8] ^= 1 << bit % 8
+        changed[f"bit {bit} of one changed"] = flipped
+    before = checksum(whole)
+    for what, values in changed.items():
         trial.require(
-            checksum({"weight": changed.to(trial.device)}) != before,
-            f"the checksum of {dtype} weights stays although bit {bit} of one changed",
+            checksum({"weight": values.to(trial.device)}) != before,
+            f"the checksum of {dtype} weights stays although {what}",
         )
     trial.require(
-        checksum({"weight": 2 * weight.to(trial.device)}) != before,
-        f"the checksum of {dtype} weights stays although all were doubled",
+        checksum({"other": whole["weight"]}) != before,
+        f"the checksum of {dtype} weights does not depend on their names",
+    )
+    parts = [*in_rows(whole.items(), most_bytes=size)]
+    cut = RunningChecksum(reversed(parts)).value
+    trial.require(
+        cut == before, f"{dtype} weights have the checksum {before}, in {len(parts)} parts {cut}"
     )
 
 

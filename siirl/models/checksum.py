@@ -26,19 +26,20 @@ _INTEGER_OF_BYTES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int
 _CHUNK, _CHUNK_ON_GPU = 1 << 18, 1 << 21
 _BLOCK = 1 << 21  # entries between two uses of an odd number; a multiple of both
 _MODULUS = 1 << 63  # range of a signed integer in a message
+_ODD = -0x61C8864680B583EB  # 2**64 divided by the golden ratio, as a signed integer
 
 
 class RunningChecksum:
     """The checksum of weights that arrive part by part, in any order.
 
-    Entry i of a weight adds its bits + 1 times odd numbers that depend on i and on the weight's
-    name, modulo 2**63. Shapes are not included.
+    Entry i of a weight adds its bits and a constant, times odd numbers that depend on i and on the
+    weight's name, modulo 2**63. Shapes are not included.
     """
 
     def __init__(self, weights: Iterable[Rows] = ()) -> None:
         self.value = 0
         """The number so far. It changes when one bit of a weight does; if several change, it stays
-        with a probability of at most 2**-32.
+        with a probability of about 2**-31 or less (the signs of two float32).
         """
         for rows in weights:
             self.add(rows)
@@ -61,8 +62,9 @@ def checksum(tensors: Mapping[str, torch.Tensor]) -> int:
     ).value
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def factor_of(name: str) -> int:
-    """An odd number for a name, so that exchanged weights change the checksum."""
+    """An odd number of 64 bits for a name, so that exchanged weights change the checksum."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") | 1
 
 
@@ -71,10 +73,14 @@ def _odd_numbers(device: torch.device) -> torch.Tensor:
     """A block of pseudo-random odd numbers: the mixing of SplitMix64 (Steele, Lea and Flood 2014,
     doi:10.1145/2660193.2660195), with arithmetic shifts.
     """
-    mixed_N = torch.arange(1, _BLOCK + 1, dtype=torch.int64) * -0x61C8864680B583EB
+    mixed_N = torch.arange(1, _BLOCK + 1, dtype=torch.int64) * _ODD
     mixed_N = (mixed_N ^ (mixed_N >> 30)) * -0x40A7B892E31B1A47
     mixed_N = (mixed_N ^ (mixed_N >> 27)) * -0x6B2FB644ECCEEE15
     return ((mixed_N ^ (mixed_N >> 31)) | 1).to(device)
+
+
+def _signed(number: int) -> int:
+    return (number + _MODULUS) % (2 * _MODULUS) - _MODULUS
 
 
 def _sum_of_bits(tensor: torch.Tensor, *, start: int) -> int:
@@ -89,8 +95,10 @@ def _sum_of_bits(tensor: torch.Tensor, *, start: int) -> int:
         size = min(chunk - inside % chunk, len(bits_N) - place)
         part_N = bits_N[place : place + size].to(torch.int64)
         if bits_N.dtype == torch.int64:
-            part_N = part_N ^ (part_N >> 32)  # the highest bit is lost modulo 2**63
-        # int64 wraps around, whatever the order
-        total += odd_N[block] * ((part_N + 1) * odd_N[inside : inside + size]).sum()
+            # the highest bit would be lost modulo 2**63
+            part_N = (part_N & 0xFFFFFFFF) + (part_N >> 32) * _ODD
+        # int64 wraps around, whatever the order; no entry of fewer bits adds zero
+        summed = ((part_N + _ODD) * odd_N[inside : inside + size]).sum()
+        total += _signed(factor_of(f"block {block}")) * summed
         place += size
     return int(total)

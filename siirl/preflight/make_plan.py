@@ -18,7 +18,7 @@ from siirl.params.agents import rows_of_step, rows_per_episode
 from siirl.params.build import as_text
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
-from siirl.params.domains import SERVER
+from siirl.params.domains import SERVER, is_text
 from siirl.params.model_args import ActorArguments, ModelArguments
 from siirl.params.server_args import ServerArguments
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
@@ -267,6 +267,7 @@ def _needs(
             val_episodes=plays * length.val_episodes,
             done=length.done,
             evaluations=length.evaluations,
+            films=not is_text(spec),
         ),
         minutes=estimated_minutes(
             config,

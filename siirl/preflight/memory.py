@@ -378,6 +378,7 @@ def disk_bytes(
     val_episodes: int,
     done: int,
     evaluations: int | None,
+    films: bool,
 ) -> float:
     """Bytes of checkpoints, videos and logs.
 
@@ -388,6 +389,7 @@ def disk_bytes(
         val_episodes: Episodes of one evaluation.
         done: Steps that a resumed run has already completed.
         evaluations: Evaluations still to come; None if the number of steps is open.
+        films: Whether episodes are recorded as videos; those of text are not.
     """
     trainer, model = config.trainer, config.actor_rollout_ref.model
     steps = _steps_at_most(trainer, done=done)
@@ -402,7 +404,7 @@ def disk_bytes(
     one = STORED_BYTES_PER_PARAMETER * _changing_parameters(model, models=models)
     # several ranks write parts of the frozen weights, which are then joined in a file
     first = one + frozen * (sizes.training_ranks(trainer, config.dag) > 1)
-    return frozen + max(checkpoints * one, first) + videos * VIDEO_BYTES + LOG_BYTES
+    return frozen + max(checkpoints * one, first) + films * videos * VIDEO_BYTES + LOG_BYTES
 
 
 def _changing_parameters(model: ModelArguments, *, models: int) -> int:

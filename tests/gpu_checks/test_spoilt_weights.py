@@ -102,7 +102,7 @@ def with_places_in_order(tensors: dict[str, torch.Tensor]) -> int:
 @pytest.mark.parametrize(
     ("spoilt", "what"),
     [
-        (same, "bit 0 of one"),
+        (same, "all were doubled"),
         (without_low_bits, "bit 0 of one"),
         (with_places_in_order, "all were doubled"),
     ],

@@ -52,12 +52,18 @@ def temporary(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def run(tmp_path: Path, temporary: Path):
-    """A run in its second step."""
+def starting(tmp_path: Path, temporary: Path):
+    """A run that has just started."""
     started = Terminal(*JOB, folder=tmp_path)
-    started.wait_for(" 1/100000 ", timeout_s=WITHIN_S)
     yield started
     started.kill_all()
+
+
+@pytest.fixture
+def run(starting: Terminal) -> Terminal:
+    """A run in its second step."""
+    starting.wait_for(" 1/100000 ", timeout_s=WITHIN_S)
+    return starting
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -72,6 +78,16 @@ def test_a_signal_to_the_whole_group_stops_the_run_which_saves_its_weights(
     wait_for_the_end(run)
     assert "siirl: interrupted\nThe last checkpoint is" in run.text
     assert not [*filter(Path.exists, files), *temporary.glob("siirl-*")]
+
+
+def test_a_signal_while_vllm_loads_leaves_no_shared_memory(starting: Terminal) -> None:
+    while not (files := queues(starting)):
+        assert starting.process.poll() is None, starting.text
+        time.sleep(0.05)
+    os.killpg(starting.process.pid, signal.SIGINT)
+    assert starting.process.wait(timeout=WITHIN_S) == 130, starting.text
+    wait_for_the_end(starting)
+    assert not [*filter(Path.exists, files)]
 
 
 def test_vllm_ends_with_a_run_that_was_killed(run: Terminal) -> None:

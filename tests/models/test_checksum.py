@@ -105,12 +105,26 @@ def test_the_checksum_depends_on_neither_order_nor_cut(most_bytes):
     assert RunningChecksum(reversed(parts)).value == checksum(weights)
 
 
-def test_the_checksum_sees_two_blocks_that_were_exchanged():
-    """The numbers of the places repeat after 2**21 entries, those of the blocks do not."""
-    one, two = torch.full((1 << 21,), 1.0), torch.full((1 << 21,), 2.0)
-    assert checksum({"weight": torch.cat([one, two])}) != checksum(
-        {"weight": torch.cat([two, one])}
-    )
+BLOCK = 1 << 21  # entries after which the numbers of the places repeat
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(0, BLOCK), (1, BLOCK), (1, BLOCK + 1), (BLOCK - 1, BLOCK)]
+)
+def test_the_checksum_sees_entries_of_two_blocks_that_were_exchanged(one, other):
+    weight = torch.zeros(BLOCK + 2)
+    weight[one], weight[other] = 1.0, 2.0
+    exchanged = torch.zeros(BLOCK + 2)
+    exchanged[one], exchanged[other] = 2.0, 1.0
+    assert checksum({"weight": weight}) != checksum({"weight": exchanged})
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("values", [[0], [-1], [-1, -1], [0, -1], [7, -8]])
+def test_the_checksum_sees_complements_and_entries_whose_bits_are_all_ones(dtype, values):
+    weight = torch.tensor(values, dtype=dtype)
+    found = {checksum({"weight": each}) for each in (weight, ~weight, weight[:-1], weight[:0])}
+    assert len(found) == len({(*values,), (*(~weight).tolist(),), (*values[:-1],), ()})
 
 
 def test_entries_of_a_large_part_count_from_their_own_places():

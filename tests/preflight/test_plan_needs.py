@@ -17,7 +17,7 @@ from siirl.preflight.machine import Gpu
 from siirl.preflight.plan import Machine, ResumePoint
 from siirl.preflight.plan_text import render
 from siirl.preflight.rank_table import RankMemory
-from tests.preflight.camera_spec import SPEC
+from tests.preflight.camera_spec import QUESTIONS, SPEC
 from tests.preflight.plans import JOB, NO_VIDEOS, one_line, plan_of
 
 
@@ -134,6 +134,14 @@ def test_disk_counts_no_more_videos_than_there_are_episodes() -> None:
             == plan_of([f"{key}=1000"]).needs.disk_bytes
             > plan_of([f"{key}={episodes - 1}"]).needs.disk_bytes
         )
+
+
+def test_disk_counts_no_videos_of_text() -> None:
+    short, long = (
+        plan_of(["env=math", "pipeline=grpo", f"trainer.total_steps={steps}"], spec=QUESTIONS)
+        for steps in (1000, 100_000)
+    )
+    assert short.needs.disk_bytes == long.needs.disk_bytes
 
 
 def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments() -> None:
