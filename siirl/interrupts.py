@@ -315,7 +315,7 @@ def end_descendants() -> None:
     shared = set().union(*map(_shared_memory, _descendants()))
     _end(_descendants)
     for file in shared:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, PermissionError):
             os.unlink(file)
 
 

@@ -117,8 +117,9 @@ def _require_space(free: int, *, needed_bytes: int, place: str) -> None:
     if free < needed_bytes:
         raise ConfigError(
             f"{place} has {free / 1e6:.0f} MB free, but the run needs about "
-            f"{needed_bytes / 1e6:.0f} MB: free some, choose another folder, or record fewer "
-            "videos (trainer.record_episodes, trainer.record_val_episodes)."
+            f"{needed_bytes / 1e6:.0f} MB: free some, choose another folder, save less often "
+            "(trainer.save_freq), or record fewer videos (trainer.record_episodes, "
+            "trainer.record_val_episodes)."
         )
 
 
