@@ -11,7 +11,7 @@ numbers are unseen numbers of the flow.
 """
 
 # N observation, C camera, K action of a chunk, A number of an action, P number of the state, T
-# token of a chunk, E unseen number, F = T+E, L token or place, S step, D feature
+# token of a chunk, E unseen number, F = T+E, L token or position, S step, D feature
 
 from __future__ import annotations
 

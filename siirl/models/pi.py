@@ -77,7 +77,7 @@ class Pi(FlowVLA):
 
 
 class Pi0(Pi):
-    """pi0; its features are the action expert's hidden state at the place of the state."""
+    """pi0; its features are the action expert's hidden state at the state token."""
 
     def __init__(self, shape: NetworkShape, **parts: Any) -> None:
         super().__init__(Pi0Network(shape), feature_size=shape.expert.width, **parts)

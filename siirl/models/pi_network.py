@@ -5,16 +5,16 @@ those of the lerobot package (src/lerobot/policies/pi0/modeling_pi0.py and pi05/
 Apache-2.0), so that its checkpoints fit.
 
 The *prefix* consists of images and instruction, which all attend to each other. The *suffix* has
-one place for each action of a chunk; it attends to the prefix and to itself. pi0 has the state at a
-place between them that does not attend to actions, so it is computed once. pi0.5 has the state
+one token for each action of a chunk; it attends to the prefix and to itself. pi0 has the state in a
+token between them that does not attend to actions, so it is computed once. pi0.5 has the state
 among the words, and feeds the time to the norms of the expert (adaptive RMSNorm) instead of to the
 actions.
 
 Left out: predictions of the language heads, real-time chunking.
 """
 
-# N observation, C camera, L place of the prefix, S step of denoising, K action of the network's
-# chunk, Q = S*K place of the suffix, G head of keys and values, D entry of a head, W width
+# N observation, C camera, L position of the prefix, S step of denoising, K action of the network's
+# chunk, Q = S*K position of the suffix, G head of keys and values, D entry of a head, W width
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class PiNetwork(nn.Module, abc.ABC):
     def _suffix(
         self, actions_NSKA: torch.Tensor, time_NS: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Places of noisy actions [N, S, K, W], and the condition [N, S, W] of the norms."""
+        """Tokens of noisy actions [N, S, K, W], and the condition [N, S, W] of the norms."""
 
     @abc.abstractmethod
     def prefix(
@@ -104,9 +104,9 @@ class PiNetwork(nn.Module, abc.ABC):
         """Hidden states after the expert, and its own keys and values [N, layers, 2, G, Q, D]."""
         expert = self.paligemma_with_expert.gemma_expert.model
         steps, length = hidden_NSKW.shape[1:3]
-        place_Q = torch.arange(length, device=context.device).repeat(steps)
-        behind_NQ = valid_NL.sum(1, keepdim=True) + place_Q
-        prefix_NQL = valid_NL[:, None].expand(-1, len(place_Q), -1)
+        position_Q = torch.arange(length, device=context.device).repeat(steps)
+        behind_NQ = valid_NL.sum(1, keepdim=True) + position_Q
+        prefix_NQL = valid_NL[:, None].expand(-1, len(position_Q), -1)
         mask_N1QX = torch.cat([prefix_NQL, mask_QQ.expand(len(valid_NL), -1, -1)], -1)[:, None]
         angles = rotations(behind_NQ, self.shape.expert.head_size)
         pairs = []
@@ -125,25 +125,25 @@ class PiNetwork(nn.Module, abc.ABC):
     def _seen_and_read(
         self, images: torch.Tensor, words_NL: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Hidden states [N, L, W], keys and values of images and words, and their valid places."""
+        """Hidden states [N, L, W], keys and values of images and words, valid positions."""
         paligemma = self.paligemma_with_expert.paligemma
         language = self.shape.language
         seen_NLW = self._images(images)
         words_NLW = functional.embedding(words_NL.clamp(min=0), paligemma.lm_head.weight)
         words_NLW = words_NLW * math.sqrt(language.width)
-        places_NLW = torch.cat([seen_NLW.to(words_NLW.dtype), words_NLW], dim=1)
+        tokens_NLW = torch.cat([seen_NLW.to(words_NLW.dtype), words_NLW], dim=1)
         valid_NL = functional.pad(words_NL >= 0, (seen_NLW.shape[1], 0), value=True)
-        places = valid_NL.shape[1]
+        length = valid_NL.shape[1]
         hidden_NLW, context = through_layers(
             paligemma.model.language_model.layers,
-            places_NLW,
-            mask=valid_NL[:, None, None].expand(-1, 1, places, -1),
+            tokens_NLW,
+            mask=valid_NL[:, None, None].expand(-1, 1, length, -1),
             angles=rotations(valid_NL.cumsum(1) - 1, language.head_size),
         )
         return hidden_NLW, context, valid_NL
 
     def _images(self, images: torch.Tensor) -> torch.Tensor:
-        """Features of all cameras, side by side, [N, C * places, W]."""
+        """Features of all cameras, side by side, [N, C * tokens, W]."""
         model = self.paligemma_with_expert.paligemma.model
         encoder = model.vision_tower.vision_model
         pixels = scaled_and_centred(as_pixels(images), self.shape.vision.image_size)
@@ -154,9 +154,7 @@ class PiNetwork(nn.Module, abc.ABC):
 
 
 class Pi0Network(PiNetwork):
-    """LeRobot's `PI0Pytorch`; the features are the expert's hidden state at the place of the
-    state.
-    """
+    """LeRobot's `PI0Pytorch`; the features are the expert's hidden state at the state token."""
 
     expert_norm = PlainNorm
 
@@ -212,7 +210,7 @@ class Pi05Network(PiNetwork):
     ) -> Prefix:
         """Images and words."""
         hidden_NLW, context, valid_NL = self._seen_and_read(images, words_NL)
-        last_N = valid_NL.cumsum(1).argmax(1)  # of the valid places
+        last_N = valid_NL.cumsum(1).argmax(1)  # of the valid positions
         rows = torch.arange(len(last_N), device=last_N.device)
         norm = self.paligemma_with_expert.paligemma.model.language_model.norm
         return Prefix(context, valid_NL, norm(hidden_NLW[rows, last_N]))

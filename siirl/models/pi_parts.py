@@ -5,8 +5,8 @@ The layers are transformers' own (SigLIP, Gemma); names and results are those of
 under the name of the language head, to which it is tied, as in the published checkpoints.
 """
 
-# N observation, L place of the prefix, S step of denoising, K action of a chunk, Q = S*K place of
-# the suffix, G head of keys and values, D entry of a head, W width
+# N observation, L position of the prefix, S step of denoising, K action of a chunk, Q = S*K
+# position of the suffix, G head of keys and values, D entry of a head, W width
 
 from __future__ import annotations
 
@@ -65,11 +65,6 @@ class VisionShape:
     """Side length in pixels to which images are scaled and padded."""
     heads: int = 16  # of SigLIP So400m, PaliGemma's encoder
 
-    @property
-    def places(self) -> int:
-        """Places of an image."""
-        return (self.image_size // self.patch) ** 2
-
 
 @dataclass(frozen=True)
 class NetworkShape:
@@ -90,7 +85,7 @@ class PlainNorm(GemmaRMSNorm):
     def forward(  # type: ignore[override]
         self, hidden_NSKW: torch.Tensor, condition_NSW: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Normalised places, without a gate."""
+        """Normalised tokens, without a gate."""
         return super().forward(hidden_NSKW), None
 
 
@@ -105,7 +100,7 @@ class AdaptiveNorm(nn.Module):
     def forward(
         self, hidden_NSKW: torch.Tensor, condition_NSW: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalised places, and the gate [N, S, 1, W] of the residual branch."""
+        """Normalised tokens, and the gate [N, S, 1, W] of the residual branch."""
         single = hidden_NSKW.float()
         normed = single * torch.rsqrt(single.square().mean(-1, keepdim=True) + self.eps)
         modulation = self.dense(condition_NSW.to(self.dense.weight.dtype))[:, :, None]

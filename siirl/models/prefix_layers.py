@@ -30,7 +30,7 @@ class Prefix:
     context: torch.Tensor
     """Keys and values [N, layers, 2, G, L, D]."""
     valid_NL: torch.Tensor
-    """Places that are not padding."""
+    """Positions that are not padding."""
     features_NW: torch.Tensor
     """A hidden state that sees the whole prefix."""
 

@@ -23,7 +23,7 @@ VLM_FILES = (CONFIG_FILE, TOKENIZER_FILE, "tokenizer_config.json")
 
 
 class SmolVLA(FlowVLA):
-    """The policy; its features are the prefix's last hidden state at the place of the state.
+    """The policy; its features are the prefix's last hidden state at the state token.
 
     Args:
         vlm: Configuration of the vision-language model.

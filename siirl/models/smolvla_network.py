@@ -5,17 +5,19 @@ Llama); names and results are those of the lerobot package (src/lerobot/policies
 modeling_smolvla.py and smolvlm_with_expert.py, Apache-2.0), so that its checkpoints fit.
 
 The *prefix* consists of images, instruction and state. Its keys and values do not depend on the
-actions, and are computed once for all steps of the flow. The *suffix* has one place for each action
+actions, and are computed once for all steps of the flow. The *suffix* has one token for each action
 of a chunk and moves from noise to actions. Even layers of the expert attend to the prefix's keys
-and to the suffix up to their own place; odd layers attend only to projections of the prefix's keys.
+and to the suffix up to their own position; odd layers attend only to projections of the prefix's
+keys.
 
 Left out: training of the language head, camera markers (`add_image_special_tokens`), experts with
 fewer layers than the language model (LeRobot's own code fails on them at its default
 `self_attn_every_n_layers`), real-time chunking.
 """
 
-# N observation, C camera, L place of the prefix, S step of denoising, K action of the network's
-# chunk, Q = S*K place of the suffix, H head, G head of keys and values, D entry of a head, W width
+# N observation, C camera, L position of the prefix, S step of denoising, K action of the network's
+# chunk, Q = S*K position of the suffix, H head, G head of keys and values, D entry of a head, W
+# width
 
 from __future__ import annotations
 
@@ -100,8 +102,8 @@ class SmolVLANetwork(nn.Module):
     def prefix(
         self, images: torch.Tensor, words_NL: torch.Tensor, state_NP: torch.Tensor
     ) -> Prefix:
-        """The prefix through the language model; its features are the hidden state at the place of
-        the state.
+        """The prefix through the language model; its features are the hidden state at the state
+        token.
         """
         vlm = self.vlm_with_expert.vlm.model
         width = vlm.text_model.config.hidden_size
@@ -109,19 +111,19 @@ class SmolVLANetwork(nn.Module):
         state_NW = self.state_proj(padded_NP.to(self.state_proj.weight.dtype))
         seen_NLW = self._images(images)
         words_NLW = vlm.text_model.embed_tokens(words_NL.clamp(min=0)) * math.sqrt(width)
-        places_NLW = torch.cat(
+        tokens_NLW = torch.cat(
             [seen_NLW.to(words_NLW.dtype), words_NLW, state_NW[:, None].to(words_NLW.dtype)], dim=1
         )
         valid_NL = self._valid(words_NL, images=images.shape[1])
 
         # images and words attend to each other, and only the state attends to the state
-        places = valid_NL.shape[1]
-        is_state_L = torch.arange(places, device=valid_NL.device) == places - 1
+        length = valid_NL.shape[1]
+        is_state_L = torch.arange(length, device=valid_NL.device) == length - 1
         allowed_LL = ~is_state_L | is_state_L[:, None]
         mask_N1LL = valid_NL[:, None, None] & allowed_LL
         angles = rotations(valid_NL.cumsum(1) - 1, self.vlm_with_expert.head_size)
         hidden_NLW, context = through_layers(
-            vlm.text_model.layers, places_NLW, mask=mask_N1LL, angles=angles
+            vlm.text_model.layers, tokens_NLW, mask=mask_N1LL, angles=angles
         )
         return Prefix(context, valid_NL, vlm.text_model.norm(hidden_NLW[:, -1]))
 
@@ -140,14 +142,14 @@ class SmolVLANetwork(nn.Module):
         hidden_NQW = hidden_NSKW.flatten(1, 2)
 
         # the steps are independent chunks in one sequence, so prefix keys are not repeated
-        place_Q = torch.arange(length, device=context.device).repeat(steps)
+        position_Q = torch.arange(length, device=context.device).repeat(steps)
         step_Q = torch.arange(steps, device=context.device).repeat_interleave(length)
-        suffix_QQ = (step_Q[:, None] == step_Q) & (place_Q[:, None] >= place_Q)
-        prefix_NQL = valid_NL[:, None].expand(-1, len(place_Q), -1)
+        suffix_QQ = (step_Q[:, None] == step_Q) & (position_Q[:, None] >= position_Q)
+        prefix_NQL = valid_NL[:, None].expand(-1, len(position_Q), -1)
         whole_N1QX = torch.cat([prefix_NQL, suffix_QQ.expand(len(valid_NL), -1, -1)], -1)[:, None]
-        behind_NQ = valid_NL.sum(1, keepdim=True) + place_Q
+        behind_NQ = valid_NL.sum(1, keepdim=True) + position_Q
         behind = rotations(behind_NQ, self.vlm_with_expert.head_size)
-        from_0 = rotations(place_Q.expand_as(behind_NQ), self.vlm_with_expert.head_size)
+        from_0 = rotations(position_Q.expand_as(behind_NQ), self.vlm_with_expert.head_size)
         for number, layer in enumerate(expert.layers):
             joint = self.shape.attends_to_suffix(number)
             hidden_NQW = layer(
@@ -161,14 +163,14 @@ class SmolVLANetwork(nn.Module):
         return self.action_out_proj(hidden_NSKW.to(self.action_out_proj.weight.dtype)).float()
 
     def _valid(self, words_NL: torch.Tensor, *, images: int) -> torch.Tensor:
-        """Places of the prefix that are not padding, [N, L]."""
-        size = images * self.vlm_with_expert.places_per_image
+        """Positions of the prefix that are not padding, [N, L]."""
+        size = images * self.vlm_with_expert.tokens_per_image
         return functional.pad(
             functional.pad(words_NL >= 0, (size, 0), value=True), (0, 1), value=True
         )
 
     def _images(self, images: torch.Tensor) -> torch.Tensor:
-        """Features of all cameras, side by side, [N, C * places, W]."""
+        """Features of all cameras, side by side, [N, C * tokens, W]."""
         vlm = self.vlm_with_expert.vlm.model
         pixels = as_pixels(images)
         if self.shape.image_size is not None:
@@ -198,7 +200,7 @@ class VLMWithExpert(nn.Module):
         self.lm_expert = ActionExpert(text, shape, layers=len(self.vlm.model.text_model.layers))
         self.head_size = int(text.head_dim)
         patches = (vision.image_size // vision.patch_size) ** 2
-        self.places_per_image = patches // config.scale_factor**2
+        self.tokens_per_image = patches // config.scale_factor**2
 
 
 class PrefixLayer(ReturnsKeys, LlamaDecoderLayer):  # type: ignore[misc]
@@ -251,7 +253,7 @@ class ExpertLayer(nn.Module):
         mask: torch.Tensor,
         angles: Angles,
     ) -> torch.Tensor:
-        """The layer's output [N, Q, W]; `mask` is True where a place attends to a key."""
+        """The layer's output [N, Q, W]; `mask` is True where a position attends to a key."""
         attention = self.self_attn
         inputs = self.input_layernorm(hidden_NQW)
         if self.joint:
