@@ -34,10 +34,13 @@ PEAKS: dict[str, Peak] = {
     "GH200": Peak(989 * TERA, 67 * TERA, "NVIDIA GH200 Grace Hopper datasheet (sparsity halved)"),
     "H200 NVL": Peak(835 * TERA, 60 * TERA, _H200),
     "H200": Peak(989 * TERA, 67 * TERA, _H200),
+    "H800": Peak(989 * TERA, 67 * TERA, "NVIDIA H800: an H100 with slower NVLink"),
+    "H20": Peak(148 * TERA, 44 * TERA, "NVIDIA H20 datasheet"),
     "A100": Peak(312 * TERA, 19.5 * TERA, "NVIDIA A100 Tensor Core GPU datasheet"),
     "A800": Peak(312 * TERA, 19.5 * TERA, "NVIDIA A800 datasheet: an A100 with slower NVLink"),
     "L40S": Peak(362 * TERA, 91.6 * TERA, "NVIDIA L40S datasheet"),
     "L40": Peak(181 * TERA, 90.5 * TERA, "NVIDIA L40 datasheet"),
+    "L20": Peak(119.5 * TERA, 59.8 * TERA, "NVIDIA L20 datasheet"),
     "L4": Peak(121 * TERA, 30.3 * TERA, "NVIDIA L4 datasheet (sparsity halved)"),
 }
 
