@@ -6,6 +6,7 @@
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -14,9 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from benchmarks.any_tasks_suites import Group, Suite
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+RANKED = "reward/oracle_rank_correlation"
+"""Over the failures of a task in a step, mean over tasks; only where the distance is known."""
 Found = dict[str, list[float]]
 """Of each task: successes and episodes, or the mean return."""
 
@@ -204,9 +209,19 @@ def train(job: Job, words: Sequence[str], *, folder: Path) -> dict[str, Any]:
         "steps": trained[-1]["step"],
         "environment_steps": sum(row["env/steps"] for row in trained),
         "curve": [row.get(curve) for row in trained],
+        "failures_ranked": thirds([row.get(RANKED) for row in trained]),
         "before": found_in(evaluated[0], job),
         "after": found_in(evaluated[-1], job),
     }
+
+
+def thirds(values: Sequence[float | None]) -> list[float | None]:
+    """Means of the first, the middle and the last third of the steps; None: no step has a value."""
+    parts = (
+        [value for value in part.tolist() if value is not None]
+        for part in np.array_split(np.array(values, object), 3)
+    )
+    return [statistics.fmean(part) if part else None for part in parts]
 
 
 def found_in(row: Mapping[str, float], job: Job) -> Found:
