@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.any_tasks import return_table, success_table
-from benchmarks.any_tasks_arms import ARMS, Job, Supervised, found_in
+from benchmarks.any_tasks_arms import ARMS, Job, Supervised, found_in, thirds
 from benchmarks.any_tasks_suites import LIBERO_TUNED, PLAYED, RESULTS, TEXT, TUNED, suites
 from envs.libero.suites import choose_tasks
 from envs.math.generators import GeneratedTask
@@ -50,6 +50,10 @@ def test_a_text_task_has_a_thousand_exercises(name: str) -> None:
 @pytest.mark.parametrize("suite", ["metaworld", "text", "control"])
 def test_the_words_of_a_suite_are_a_configuration(suite: str) -> None:
     parse_config([*job(suite).words, *SUITES[suite].train, "actor_rollout_ref.model.path=null"])
+
+
+def test_a_run_is_summed_up_by_thirds_and_steps_without_a_value_do_not_count() -> None:
+    assert thirds([1.0, None, 2.0, 3.0, 5.0, None, None]) == [1.5, 4.0, None]
 
 
 def test_an_evaluation_is_read_by_task() -> None:
