@@ -23,4 +23,5 @@ class DeadExchange:
 def test_the_cause_of_a_dead_exchange_ends_with_one_full_stop():
     with pytest.raises(RunFailed) as failed:
         ExchangeLine(DeadExchange()).call("take", 1, 4)
-    assert str(failed.value).endswith("training ranks died: it was killed, or it crashed.")
+    assert "training ranks died: it was killed (kill -9, or" in str(failed.value)
+    assert str(failed.value).endswith(" and env.envs_per_server.")

@@ -1,11 +1,15 @@
 """A child prints a message on stderr for a process that a timer or a signal ended."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from siirl.execution.scheduler import exit_report
 
 # A program that ends within the context in one of several ways: its code and its exit status.
 PROCESS = """
@@ -14,7 +18,8 @@ from pathlib import Path
 from siirl.execution.scheduler.exit_report import exit_report
 folder = Path(sys.argv[1])
 traces = folder / "traces"
-with exit_report("the run failed: Nothing", "the run failed: Killed", traces=traces, run_folder=folder, before="earlier"):
+reasons = [f"the run failed: {reason}" for reason in ("Nothing", "Killed", "No memory")]
+with exit_report(*reasons, traces=traces, run_folder=folder, before="earlier"):
     {ends}
 """
 ENDS = {
@@ -69,6 +74,38 @@ with OwnWatch(limit_s=60.0, folder=Path({str(tmp_path)!r}), environment="my_envs
         "or code in it, such as environment my_envs:Dock, ended it; cluster=ray gives"
         in done.stderr
     )
+
+
+def test_a_killed_process_is_named_by_its_number(tmp_path: Path) -> None:
+    program = f"""
+import os, signal
+from pathlib import Path
+from siirl.execution.scheduler.watchdog import OwnWatch
+print(os.getpid(), flush=True)
+with OwnWatch(limit_s=60.0, folder=Path({str(tmp_path)!r}), environment="math"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL
+    assert f"Its process (pid {done.stdout.strip()}) died: it was killed (kill -9" in done.stderr
+
+
+def test_a_kill_of_the_kernel_while_the_process_ended_is_reported_as_lack_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts, traces = tmp_path / "vmstat", tmp_path / "traces"
+    counts.write_text("pgfault 7\noom_kill 2\n")
+    traces.touch()
+    monkeypatch.setattr(exit_report, "KERNEL_COUNTS", counts)
+
+    class EndOfTheCommand:
+        def read(self) -> bytes:
+            counts.write_text("pgfault 9\noom_kill 3\n")
+            return b""
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=EndOfTheCommand()))
+    exit_report.wait_and_report("Hangs", "Killed", "No memory", str(traces), "", "")
+    assert capsys.readouterr().err == "siirl: No memory\n"
 
 
 def test_a_process_that_ended_by_itself_has_none(tmp_path: Path) -> None:

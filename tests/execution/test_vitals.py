@@ -68,7 +68,11 @@ def test_what_ray_says_over_many_lines_becomes_one_without_its_guesses() -> None
         "file. "
         "Some common causes include: (1) ..."
     )
-    assert stated_cause(ValueError(said)) == "it was killed, or it crashed"
+    assert stated_cause(ValueError(said)) == (
+        "pid 7 was killed (kill -9, or by the kernel because memory ran out: see dmesg), or it "
+        "crashed. If memory ran out, end other programs, or lower env.num_servers and "
+        "env.envs_per_server"
+    )
     lost = "The actor is dead because its node has died.\nNode Id: 4f Ip: 10.0.0.2"
     assert stated_cause(ValueError(lost)) == "its machine left the cluster"
     assert stated_cause(ValueError("GCS\n is away.")) == "GCS is away"
@@ -81,6 +85,6 @@ def test_rays_list_of_processes_at_an_end_of_memory_is_left_out():
         "usage 24062033920B exceeded threshold\nTop 10 memory users: PID MEM(GB) COMMAND ..."
     )
     assert stated_cause(ValueError(said)) == (
-        "the machine is out of memory (21.43 of 23.54 GB), and Ray ended 2 of the run's processes. "
-        "End other programs, or lower env.num_servers and env.envs_per_server"
+        "the machine is out of memory (21.43 of 23.54 GB), and Ray ended 2 of the run's processes: "
+        "end other programs, or lower env.num_servers and env.envs_per_server"
     )

@@ -8,8 +8,11 @@ OUT_OF_MEMORY = re.compile(
 )
 
 
+PROCESS = re.compile(r" pid: (\d+) ")
+MORE_MEMORY = "end other programs, or lower env.num_servers and env.envs_per_server"
 CAUSES = {
-    "its worker process has died": "it was killed, or it crashed",
+    "its worker process has died": "{process} was killed (kill -9, or by the kernel because memory "
+    f"ran out: see dmesg), or it crashed. If memory ran out, {MORE_MEMORY}",
     "its node has died": "its machine left the cluster",
 }
 """Ray's generic causes, in terms of the run."""
@@ -24,10 +27,11 @@ def stated_cause(error: BaseException) -> str:
         ended, used, limit = short.groups()
         return (
             f"the machine is out of memory ({used} of {limit} GB), and Ray ended {ended} of the "
-            "run's processes. End other programs, or lower env.num_servers and env.envs_per_server"
+            f"run's processes: {MORE_MEMORY}"
         )
     stated = said.rpartition("The actor is dead because ")[2]
     for words, cause in CAUSES.items():
         if stated.startswith(words):
-            return cause
+            process = PROCESS.search(said)
+            return cause.format(process=f"pid {process[1]}" if process else "it")
     return stated.removesuffix(".")

@@ -80,8 +80,17 @@ def _duration(seconds: float) -> str:
 
 def _killed(environment: str) -> str:
     return (
-        "Its process died: it was killed, it crashed, or code in it, such as environment "
-        f"{environment}, ended it; cluster=ray gives environments processes of their own."
+        f"Its process (pid {os.getpid()}) died: it was killed (kill -9, or a limit on memory), it "
+        f"crashed, or code in it, such as environment {environment}, ended it; cluster=ray gives "
+        "environments processes of their own."
+    )
+
+
+def _out_of_memory() -> str:
+    return (
+        f"Its process (pid {os.getpid()}) died by SIGKILL of the kernel, as it seems: memory ran "
+        "out, and the kernel killed a process. End other programs, or lower what the plan's line "
+        "`memory` counts, such as env.envs_per_server."
     )
 
 
@@ -140,6 +149,7 @@ class OwnWatch:
                 exit_report(
                     sentence,
                     f"{self._failure}: {_killed(self._environment)}",
+                    f"{self._failure}: {_out_of_memory()}",
                     traces=traces,
                     run_folder=self._run_folder,
                     before=self._resume,
