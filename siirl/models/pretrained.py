@@ -32,7 +32,7 @@ from siirl.models.weights import (
     plan_weights,
     without_memory,
 )
-from siirl.params.key_names import MODEL_PATH
+from siirl.params.key_names import MODEL, MODEL_PATH
 from siirl.params.model_args import LoraArguments
 from siirl.params.policies import VISION_MODEL_TYPES
 
@@ -112,8 +112,11 @@ def read_config(source: str, *, trust_remote_code: bool, place: str = MODEL_PATH
                 "id of a hub model."
             ) from error
         except ValueError as error:
+            trust = "trust_remote_code"
+            remedy = f" If you trust it, set {MODEL}.{trust}=true." if trust in str(error) else ""
             raise ConfigError(
                 f"{place}={source} holds no model type known to transformers: {first_line(error)}"
+                f"{remedy}"
             ) from error
         quantisation = _quantisation(config)
         if quantisation is not None and quantisation.get("quant_method") not in DEQUANTISABLE:

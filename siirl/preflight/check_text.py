@@ -17,7 +17,7 @@ from siirl.files.weight_files import parameters_in
 from siirl.models.chat import ChatTokenizer
 from siirl.models.hub import find_on_hub
 from siirl.models.language_model import LanguageModel
-from siirl.models.pretrained import check_adapters, source_of
+from siirl.models.pretrained import check_adapters, read_config, source_of
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.critic_args import CriticArguments
@@ -95,6 +95,8 @@ def check_player(config: SiiRLArguments) -> ChatTokenizer:
     path = config.actor_rollout_ref.model.path
     assert path is not None
     check_sources(config.actor_rollout_ref, config.critic, config.algorithm)
+    # before the tokenizer, for which transformers warns of an architecture that it does not know
+    read_config(source_of(path), trust_remote_code=config.actor_rollout_ref.model.trust_remote_code)
     tokenizer = make_tokenizer(config.actor_rollout_ref.model)
     if 0 < parameters_in(path) <= LOADED_TWICE:
         check_fit(

@@ -1,6 +1,9 @@
 """Files that a job names: missing, truncated, and checkpoints to resume from."""
 
+import json
+import logging
 import os
+import shutil
 import struct
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from siirl.files.weight_files import check_safetensors, parameters_in, weight_fi
 from siirl.params.parser import parse_config
 from siirl.params.policies import WEIGHTS_OF_OTHERS
 from siirl.preflight.check_embodied import check_policy
+from siirl.preflight.check_text import check_player
 from siirl.preflight.needed_files import file_problems, find_resume
 from tests.preflight.camera_spec import SPEC
 
@@ -217,6 +221,32 @@ IN_ITS_PLACE = (
     "give a folder with config.json, model.safetensors and a tokenizer, a hub id "
     "(organisation/model), or "
 )
+
+
+@pytest.mark.parametrize(
+    ("description", "told"),
+    [
+        ({"model_type": "no_such_type"}, "has model type `no_such_type` but Transformers"),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "configuration.OwnConfig"}},
+            r"If you trust it, set actor_rollout_ref\.model\.trust_remote_code=true\.$",
+        ),
+    ],
+)
+def test_an_unknown_architecture_is_refused_without_a_warning_of_transformers(
+    description: dict[str, object], told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(asset_path("tiny_lm"), tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(description))
+    config = parse_config(["pipeline=grpo", *TEXT, f"actor_rollout_ref.model.path={folder}"])
+    of_transformers = logging.getLogger("transformers")
+    of_transformers.addHandler(caplog.handler)
+    try:
+        with pytest.raises(ConfigError, match=told):
+            check_player(config)
+    finally:
+        of_transformers.removeHandler(caplog.handler)
+    assert not caplog.records
 
 
 def test_a_language_model_is_never_new_and_the_remedy_names_the_alternatives() -> None:
