@@ -1,4 +1,4 @@
-"""The MCP servers at addresses that a configuration names, and the tools that they list."""
+"""The MCP servers that a configuration names, and the tools that they list."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from envs.server_address import is_loopback
 from envs.tools.toolset import ToolsMissing
 
 
-def servers_at_addresses(tools: object) -> list[Mapping[str, Any]]:
+def mcp_servers(tools: object) -> list[Mapping[str, Any]]:
     """Settings (`envs.tools.mcp_server.MCPTools`) of the servers of `tools`
-    (`envs.tools.named_tools`) that have a url, in order.
+    (`envs.tools.named_tools`) that have a url or a program, in order.
     """
     entries: Sequence[Any] = tools if isinstance(tools, Sequence) else ()
     servers = [entry.get("mcp") for entry in entries if isinstance(entry, Mapping)]
     return [
         server
         for server in servers
-        if isinstance(server, Mapping) and isinstance(server.get("url"), str)
+        if isinstance(server, Mapping) and isinstance(server.get("url", server.get("command")), str)
     ]
 
 
@@ -43,10 +43,10 @@ def why_unreachable(url: str, *, within_s: float) -> str | None:
 
 def listed_tools(server: Mapping[str, Any], *, within_s: float) -> list[str]:
     """List the tools once, as each environment does; their names, none if it does not answer in
-    time.
+    time. A program is started for it and ended.
 
     Args:
-        server: Settings of `envs.tools.mcp_server.MCPTools` with a url; its token is sent.
+        server: Settings of `envs.tools.mcp_server.MCPTools`; the token of a url is sent.
         within_s: Deadline in seconds, if that of the settings is not shorter.
 
     Raises:

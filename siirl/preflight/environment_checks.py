@@ -215,8 +215,9 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     except ConfigError as error:
         yield error
     yield from _of_engine(config)
-    yield from tool_server_problems(config.env)
-    if config.cluster.address is None:
+    here = config.cluster.address is None
+    yield from tool_server_problems(config.env, here=here)
+    if here:
         yield from missing_programs(config.env)
     if config.reward_model.path is None and asks_a_model(config):
         yield ConfigError(

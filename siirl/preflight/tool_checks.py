@@ -1,12 +1,13 @@
 """Check of tools behind MCP servers: a job without its server would fail at every episode, and one
-with two tools of a name at the first. Servers at addresses are asked for their tools; of those that
-a run starts, only the program is looked up, and whether it is listed twice.
+with two tools of a name at the first. Servers at addresses are asked for their tools. Programs are
+looked up on this machine, and started and asked only where their tools stand beside others.
 """
 
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from envs.tools.toolset import ToolsMissing, two_of_a_name
 from siirl.errors import ConfigError
@@ -16,25 +17,31 @@ CONNECTED_WITHIN_S = 2.0
 LISTED_WITHIN_S = 10.0  # a server that takes longer is left to the run, which waits longer
 
 
-def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
+def tool_server_problems(env: EnvArguments, *, here: bool) -> Iterator[ConfigError]:
     """MCP servers of `env.kwargs.tools` at which nothing listens, or that list no tools: the path
     of the url is wrong, or the token, or it is another kind of server; two entries of one program;
     and two servers that list a tool of the same name, or one that lists a tool named like a Python
     function or program runner of the tools.
+
+    Args:
+        env: Settings of the environment.
+        here: Whether this machine runs the environments, and so has the servers' programs.
     """
     if "tools" not in env.kwargs:
         return
     # imports an HTTP client
-    from envs.tools.server_urls import listed_tools, servers_at_addresses, why_unreachable
+    from envs.tools.server_urls import listed_tools, mcp_servers, why_unreachable
 
-    yield from _listed_twice(env)
+    twice = [*_listed_twice(env)]
+    yield from twice
+    starts = here and env.name == "tools" and not twice and len(env.kwargs["tools"]) > 1
     absent = set()
     owners = _known_before_the_start(env)  # who offers each tool
-    for server in servers_at_addresses(env.kwargs["tools"]):
-        url = server["url"]
-        if url in absent:
+    for server in mcp_servers(env.kwargs["tools"]):
+        url = server.get("url")
+        if url in absent or (url is None and not (starts and _found(server))):
             continue
-        reason = why_unreachable(url, within_s=CONNECTED_WITHIN_S)
+        reason = None if url is None else why_unreachable(url, within_s=CONNECTED_WITHIN_S)
         if reason is not None:
             absent.add(url)
             yield ConfigError(
@@ -47,7 +54,7 @@ def tool_server_problems(env: EnvArguments) -> Iterator[ConfigError]:
         except ToolsMissing as missing:
             yield ConfigError(f"env.kwargs.tools: {missing}")
             continue
-        owner = f"the MCP server {url!r}"
+        owner = f"the MCP server {url or _words_of(server)!r}"
         shared = next((name for name in names if name in owners), None)
         if shared is not None:
             yield ConfigError(two_of_a_name(shared, owners[shared], owner))
@@ -62,15 +69,23 @@ def missing_programs(env: EnvArguments) -> Iterator[ConfigError]:
     entries = [entry for entry in tools if isinstance(entry, Mapping)]
     for server in (entry["mcp"] for entry in entries if "mcp" in entry):
         command = server.get("command")
-        if command is None:
-            continue
-        in_folder = Path(server.get("cwd") or "", command)  # where its process looks for it
-        path = (os.environ | dict(server.get("env") or {})).get("PATH")
-        if shutil.which(str(in_folder) if os.sep in command else command, path=path) is None:
+        if command is not None and not _found(server):
             yield ConfigError(
                 f"env.kwargs.tools: there is no program {command!r} for an MCP server on this "
                 "machine: install it, or write its whole path."
             )
+
+
+def _found(server: Mapping[str, Any]) -> bool:
+    """Whether this machine has the program of an MCP server."""
+    command = server["command"]
+    in_folder = Path(server.get("cwd") or "", command)  # where its process looks for it
+    path = (os.environ | dict(server.get("env") or {})).get("PATH")
+    return shutil.which(str(in_folder) if os.sep in command else command, path=path) is not None
+
+
+def _words_of(server: Mapping[str, Any]) -> str:
+    return " ".join([server["command"], *server.get("args", ())])
 
 
 def _listed_twice(env: EnvArguments) -> Iterator[ConfigError]:
@@ -86,7 +101,7 @@ def _listed_twice(env: EnvArguments) -> Iterator[ConfigError]:
     for server in (entry["mcp"] for entry in entries if "command" in entry.get("mcp", ())):
         process = [server.get(setting) for setting in ("command", "args", "env", "cwd")]
         if process in seen:
-            owner = f"the MCP server {' '.join([server['command'], *server.get('args', ())])!r}"
+            owner = f"the MCP server {_words_of(server)!r}"
             yield ConfigError(two_of_a_name("", owner, owner))
         seen.append(process)
 

@@ -1,7 +1,8 @@
-"""MCP servers at addresses are asked for their tools before anything starts."""
+"""MCP servers are asked for their tools before a job starts."""
 
 import re
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -19,12 +20,12 @@ CALCULATOR = "envs.tools.arithmetic:calculator"
 
 def problems(tools: str) -> list[str]:
     config = parse_config(["pipeline=grpo", "env=tools", f"env.kwargs.tools={tools}"])
-    return [str(error) for error in tool_server_problems(config.env)]
+    return [str(error) for error in tool_server_problems(config.env, here=True)]
 
 
 def test_the_tools_of_the_default_need_nothing() -> None:
     config = parse_config(["pipeline=grpo", "env=tools"])
-    assert [*tool_server_problems(config.env), *missing_programs(config.env)] == []
+    assert [*tool_server_problems(config.env, here=True), *missing_programs(config.env)] == []
 
 
 def test_an_absent_server_is_refused_at_once_with_its_address_and_the_remedy() -> None:
@@ -87,6 +88,47 @@ def test_a_program_runner_and_a_server_with_a_tool_of_the_same_name_are_refused(
     assert problem.startswith(
         f"Two tools are called 'python', of a program runner and of the MCP server '{server.url}':"
     )
+
+
+@pytest.fixture
+def program(repository: Path) -> str:
+    """Words of an MCP server's program that takes a folder, in which it notes its starts."""
+    return f"command: '{sys.executable}', args: ['{repository}/tests/envs/tools/plain_server.py', "
+
+
+def test_two_programs_with_a_tool_of_the_same_name_are_refused_before_the_start(
+    program: str, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    tools = f"[{{mcp: {{{program}'{first}']}}}}, {{mcp: {{{program}'{second}']}}}}]"
+    config = parse_config(["pipeline=grpo", "env=tools", f"env.kwargs.tools={tools}"])
+    with pytest.raises(
+        ConfigError,
+        match=f"Two tools are called 'greet', of the MCP server '.*{first}' and of the MCP server "
+        f"'.*{second}': remove one of the two from env.kwargs.tools, or rename the tool",
+    ):
+        check_early(config)
+
+
+def test_a_program_beside_other_tools_that_does_not_start_is_refused_with_its_words(
+    program: str, tmp_path: Path
+) -> None:
+    (tmp_path / "broken").touch()
+    (problem,) = problems(f"['{CALCULATOR}', {{mcp: {{{program}'{tmp_path}']}}}}]")
+    assert problem.startswith("env.kwargs.tools: The MCP server ")
+    assert "the disk is gone" in problem
+
+
+@pytest.mark.parametrize(("beside", "here"), [("", True), (f"'{CALCULATOR}', ", False)])
+def test_a_program_alone_or_for_another_machine_is_not_started(
+    beside: str, here: bool, program: str, tmp_path: Path
+) -> None:
+    tools = f"[{beside}{{mcp: {{{program}'{tmp_path}']}}}}]"
+    config = parse_config(["pipeline=grpo", "env=tools", f"env.kwargs.tools={tools}"])
+    assert [*tool_server_problems(config.env, here=here)] == []
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_function_that_is_listed_twice_is_refused() -> None:
@@ -206,7 +248,7 @@ def test_a_server_that_accepts_and_says_nothing_is_left_to_the_run(
         assert problems(f"[{{mcp: {{url: 'http://127.0.0.1:{port}/mcp'}}}}]") == []
 
 
-def test_each_absent_server_is_named_once_and_programs_are_not_started() -> None:
+def test_each_absent_server_is_named_once() -> None:
     with PlainHttpServer() as server:
         pass
     at = f"{{mcp: {{url: '{server.url}'}}}}"
