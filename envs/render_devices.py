@@ -60,6 +60,11 @@ def cuda_numbers(egl: Any) -> list[int | None]:
     return found
 
 
+def own_egl_devices() -> tuple[int, ...]:
+    """`egl_devices` of this process."""
+    return egl_devices(os.environ.get(VISIBLE))
+
+
 @functools.cache
 def egl_devices(visible: str | None) -> tuple[int, ...]:
     """EGL's numbers of the GPUs that a process may use, in CUDA's order; empty without an NVIDIA
@@ -93,7 +98,7 @@ def choose_render_device(
 
     Args:
         number: Index of the simulator server within its rank.
-        gpus: `egl_devices` of its rank.
+        gpus: `own_egl_devices` of its rank.
         machine: Name of its rank's machine (`os.uname().nodename`).
         all_here: `egl_devices` of all GPUs of this machine; None: ask.
     """

@@ -40,7 +40,7 @@ import ray
 from ray.exceptions import ActorHandleNotFoundError, RayTaskError, TaskCancelledError
 from ray.util import get_node_ip_address
 
-from envs.render_devices import VISIBLE, choose_render_device, egl_devices
+from envs.render_devices import choose_render_device, own_egl_devices
 from siirl import stacks
 from siirl.env_server import connection
 from siirl.env_server.connection import Address, ClientEnd
@@ -173,7 +173,7 @@ class RayTransport:
             secret=self._secret,
             draws_on={
                 "number": number,
-                "gpus": egl_devices(os.environ.get(VISIBLE)),
+                "gpus": own_egl_devices(),
                 "machine": os.uname().nodename,
             },
         )

@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from envs.render_devices import VISIBLE, choose_render_device, egl_devices
+from envs.render_devices import choose_render_device, own_egl_devices
 from siirl.env_server.server import Answered, EnvServer, RaisedError, Request
 from siirl.errors import UnknownNameError
 
@@ -70,7 +70,7 @@ class LocalTransport:
     def __init__(
         self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int, number: int = 0
     ) -> None:
-        gpus = egl_devices(os.environ.get(VISIBLE))
+        gpus = own_egl_devices()
         choose_render_device(number=number, gpus=gpus, machine=os.uname().nodename)
         self._server = EnvServer(env_name=env_name, env_kwargs=env_kwargs, num_envs=num_envs)
         self._tasks: set[asyncio.Task[Any]] = set()

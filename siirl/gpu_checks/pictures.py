@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from envs.offscreen import SceneRenderer, choose_backend, make_context
-from envs.render_devices import VISIBLE, choose_render_device, egl_devices
+from envs.render_devices import choose_render_device, own_egl_devices
 from siirl.gpu_checks.check import Trial
 
 SCENE = """
@@ -30,7 +30,7 @@ def frames(trial: Trial) -> None:
     backend = choose_backend()
     trial.note(backend=backend)
     if backend == "egl":
-        devices = egl_devices(os.environ.get(VISIBLE))
+        devices = own_egl_devices()
         trial.note(egl_devices=len(devices))
         trial.require(
             bool(devices) or not trial.on_gpu,
@@ -52,7 +52,7 @@ def frames(trial: Trial) -> None:
 
 def simulate(number: int, seconds: float) -> tuple[str, float]:
     """Hash of the first image, and frames/s, of one process."""
-    gpus = egl_devices(os.environ.get(VISIBLE))
+    gpus = own_egl_devices()
     choose_render_device(number=number, gpus=gpus, machine=os.uname().nodename)
     context: Any = make_context(SIZE)
     import mujoco

@@ -3,6 +3,7 @@
 Left out: OmegaConf, which resolves references (`siirl.params.parser`).
 """
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from siirl.params.user_settings import value_at
 
 _REFERENCE = re.compile(r"\$\{(\.*)([\w.\[\]-]+)\}")  # dots: relative to the key that refers
 _UNKNOWN_KEY = re.compile(r"Interpolation key ('.*') not found")
+_UNKNOWN_RESOLVER = "Unsupported interpolation type"
 _RAISED = re.compile(r"^\w+ (raised )?while resolving interpolation: ")
 
 
@@ -33,11 +35,14 @@ def unresolved(place: str, fault: str, *, written: Any, sources: Mapping[str, st
     source = next((sources[name] for name in above if name in sources), "configs/")
     reason = _UNKNOWN_KEY.sub(r"there is no key \1", _RAISED.sub("", fault.partition("\n")[0]))
     reason = reason.strip('".')
-    remedy = (
-        "Set the variable, or write a value"
-        if reason.startswith("Environment variable")
-        else "Write a value, or the whole name of a key, as in ${trainer.seed}"
-    )
+    remedy = "Write a value, or the whole name of a key, as in ${trainer.seed}"
+    if reason.startswith("Environment variable"):
+        remedy = "Set the variable, or write a value"
+    elif reason.startswith(_UNKNOWN_RESOLVER) or (named or "") in os.environ:
+        remedy = (
+            "Write a value, the whole name of a key, as in ${trainer.seed}, or for an environment "
+            "variable ${oc.env:NAME}, with ${oc.decode:${oc.env:NAME}} for one that is no text"
+        )
     return ConfigError(
         f"{key}={as_text(value_at(written, key))} ({source}) cannot be resolved: {reason}. "
         f"{remedy}."

@@ -15,6 +15,7 @@ from envs.render_devices import (
     cuda_numbers,
     egl_devices,
     in_cuda_order,
+    own_egl_devices,
 )
 
 HERE = os.uname().nodename
@@ -78,8 +79,9 @@ def test_a_process_asks_the_egl_of_this_machine(caplog):
     assert not caplog.records
 
 
-def test_a_process_that_sees_no_gpu_draws_on_none():
-    assert egl_devices("") == ()
+def test_a_process_that_sees_no_gpu_draws_on_none(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert own_egl_devices() == ()
 
 
 def test_an_egl_that_ends_the_process_that_asks_is_a_warning(tmp_path, monkeypatch, caplog):

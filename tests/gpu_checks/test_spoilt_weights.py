@@ -29,7 +29,15 @@ def to_sharded_copy(trial: Trial) -> None:
         send_from_shards(trial, group, mapped)
 
 
-TO_COPIES = pytest.mark.parametrize("check", [to_acting_copy, to_sharded_copy])
+take_weights = ActingModule.take_weights
+
+
+def take_half_norms(module: ActingModule, weights: Iterable[Rows]) -> list[ChecksumPair]:
+    """Take the weights of norms divided by two."""
+    spoilt = (
+        rows.with_values(rows.values / 2) if "norm" in rows.name else rows for rows in weights
+    )
+    return take_weights(module, spoilt)
 
 
 @pytest.fixture
@@ -37,32 +45,37 @@ def trial(tmp_path: Path) -> Trial:
     return Trial(torch.device("cpu"), time.monotonic() + 600, tmp_path / "figures.json")
 
 
-@TO_COPIES
-def test_a_weight_that_later_syncs_leave_out_is_a_failure(
-    check: Callable[[Trial], None], trial: Trial, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("check", [to_acting_copy, to_sharded_copy])
+@pytest.mark.parametrize(
+    ("owner", "method", "spoilt", "told"),
+    [
+        pytest.param(
+            FrozenWeights,
+            "names",
+            lambda self, ranks: {SKIPPED},
+            rf"1 of \d+ tensors of .* the first of them {SKIPPED}$",
+            id="later syncs leave a weight out",
+        ),
+        pytest.param(
+            ActingModule,
+            "take_weights",
+            take_half_norms,
+            r"are not the trained ones, the first of them .*norm",
+            id="weights change as they are copied",
+        ),
+    ],
+)
+def test_a_copy_that_differs_from_the_trained_weights_is_a_failure(
+    check: Callable[[Trial], None],
+    owner: type,
+    method: str,
+    spoilt: Callable[..., object],
+    told: str,
+    trial: Trial,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(FrozenWeights, "names", lambda self, ranks: {SKIPPED})
-    with pytest.raises(CheckFailed, match=rf"1 of \d+ tensors of .* the first of them {SKIPPED}$"):
-        check(trial)
-
-
-@TO_COPIES
-def test_a_weight_that_changes_as_it_is_copied_is_a_failure(
-    check: Callable[[Trial], None], trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take = ActingModule.take_weights
-
-    def half(self: ActingModule, weights: Iterable[Rows]) -> list[ChecksumPair]:
-        return take(
-            self,
-            (
-                rows.with_values(rows.values / 2) if "norm" in rows.name else rows
-                for rows in weights
-            ),
-        )
-
-    monkeypatch.setattr(ActingModule, "take_weights", half)
-    with pytest.raises(CheckFailed, match=r"are not the trained ones, the first of them .*norm"):
+    monkeypatch.setattr(owner, method, spoilt)
+    with pytest.raises(CheckFailed, match=told):
         check(trial)
 
 

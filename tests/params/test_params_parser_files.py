@@ -198,6 +198,18 @@ def test_a_number_in_quotes_is_refused_with_the_remedy(
     assert refusal(config_file=file) == sentence.replace("{file}", str(file))
 
 
+@pytest.mark.parametrize("written", ["${env:HOME}", "${HOME}", "${ENV:HOME}/runs"])
+def test_a_reference_that_may_mean_an_environment_variable_is_refused_with_the_supported_form(
+    written: str,
+) -> None:
+    told = refusal(f"trainer.output_dir={written}")
+    assert told.startswith(f"trainer.output_dir={written} (command line) cannot be resolved: ")
+    assert told.endswith(
+        ", or for an environment variable ${oc.env:NAME}, with ${oc.decode:${oc.env:NAME}} for one "
+        "that is no text."
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
