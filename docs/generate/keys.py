@@ -30,7 +30,9 @@ INTRODUCTION = """\
 # Configuration keys
 
 Set a key on the command line as `key=value`, in a file given by `--config FILE`, or through a group
-(`pipeline=grpo`). The last value wins. `siirl train --help` prints the same list, and
+(`pipeline=grpo`). Later ones of these override earlier ones: groups of the file, keys of the file,
+groups of the command line, keys of the command line. A note names the keys of the file that a group
+of the command line replaces. `siirl train --help` prints the same list, and
 `siirl train ... --cfg job` prints the resolved configuration of a job without running it. An
 unknown key is refused with the nearest known one; a key that is set and that nothing in the job
 reads is refused with the condition under which it is read.

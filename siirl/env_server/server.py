@@ -8,6 +8,7 @@ Left out: deadlines, replacement and replay. They belong to the client, which ou
 """
 
 import asyncio
+import errno
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,10 @@ from envs.base import (
 from envs.mistakes import describe_exit, text_of
 from envs.registry import make_env
 
+PORT_TAKEN = (
+    "Environments run side by side and cannot share a port: bind port 0, for which the system "
+    "chooses a free one"
+)
 AGAIN_AFTER_S = 0.5  # pause between attempts to make an environment whose server is away
 
 
@@ -60,6 +65,13 @@ class RaisedError(NamedTuple):
     @classmethod
     def of(cls, error: BaseException) -> "RaisedError":
         """Describe `error`."""
+        raised = cls._of(error)
+        if not _port_is_taken(error):
+            return raised
+        return raised._replace(summary=f"{raised.summary.rstrip('.')}. {PORT_TAKEN}")
+
+    @classmethod
+    def _of(cls, error: BaseException) -> "RaisedError":
         if isinstance(error, Misbehaved):
             return cls(
                 kind="form" if isinstance(error, WrongForm) else "fault",
@@ -77,6 +89,15 @@ class RaisedError(NamedTuple):
         text = text_of(error)
         named = type(error).__name__
         return cls(kind=kind, summary=f"{named}: {text}" if text else named, trace=trace)
+
+
+def _port_is_taken(error: BaseException | None) -> bool:
+    """Whether the error, or one that it was raised from, says that an address is in use."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class Answers(NamedTuple):

@@ -30,7 +30,6 @@ from siirl.params.user_settings import value_at
 
 OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
 BY_ENV = ("model", "rollout", "trainer")  # groups that an option of env chooses
-SHOWN_KEYS = 3  # of those that a group replaces
 LONGEST_DERIVED_NAME = 60  # characters, of at most four bytes each: a folder has 255
 
 
@@ -260,9 +259,6 @@ def replaced_by_groups(
         f"{leaf.key} ({as_text(leaf.value)} -> {as_text(value_at(tree, leaf.key))})"
         for leaf in replaced
     ]
-    more = len(shown) - SHOWN_KEYS
-    if more > 0:
-        shown = [*shown[:SHOWN_KEYS], f"{more} more"]
     groups = " ".join(f"{choice.key}={choice.value}" for choice in chosen)
     return (
         f"{groups} on the command line replaces keys of {replaced[0].source}: "

@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import socket
 import sys
 import warnings
+from typing import ClassVar
 
 import pytest
 from ray._raylet import raise_sys_exit_with_custom_error_message
@@ -136,3 +138,39 @@ def test_the_exit_that_ray_raises_at_sigterm_ends_the_server():
 
     with pytest.raises(SystemExit):
         asyncio.run(life())
+
+
+class OwnPort(WalkEnv):
+    """It listens at a port of its own, by default the one that the first of them got."""
+
+    taken: ClassVar[list[socket.socket]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        port = self.taken[0].getsockname()[1] if self.taken else 0
+        self.taken.append(socket.create_server(("127.0.0.1", port)))
+
+
+class WrappedOwnPort(WalkEnv):
+    """The same, where a library raises an error of its own for the system's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            OwnPort()
+        except OSError as error:
+            raise RuntimeError("the simulator did not start") from error
+
+
+@pytest.mark.parametrize("name", ["OwnPort", "WrappedOwnPort"])
+def test_a_second_environment_that_binds_the_port_of_the_first_is_told_to_bind_port_0(name):
+    server = EnvServer(env_name=f"{__name__}:{name}", env_kwargs={}, num_envs=2)
+    try:
+        raised = asyncio.run(server.open())
+    finally:
+        while OwnPort.taken:
+            OwnPort.taken.pop().close()
+    assert raised.summary.endswith(
+        ". Environments run side by side and cannot share a port: bind port 0, for which the "
+        "system chooses a free one"
+    )

@@ -465,6 +465,23 @@ def test_keys_of_the_file_that_a_typed_group_replaces_are_named(tmp_path):
     assert parse(["trainer.save_freq=9"], config_file=file).notices == ()
 
 
+def test_all_keys_of_the_file_that_a_typed_group_replaces_are_named_and_the_others_stay(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "env: math\ntrainer: {total_steps: 1, save_freq: 7, test_freq: 1, val_episodes: 2, seed: 3}\n"
+        "data: {train_batch_size: 1}\n"
+    )
+    parsed = parse(["trainer=gpus_text"], config_file=file)
+    (notice,) = parsed.notices
+    assert notice == (
+        f"trainer=gpus_text on the command line replaces keys of {file}: trainer.total_steps "
+        "(1 -> 500), trainer.save_freq (7 -> 50), trainer.test_freq (1 -> 16), "
+        "trainer.val_episodes (2 -> 500), data.train_batch_size (1 -> 128). To keep the file's, "
+        "choose the groups in the file."
+    )
+    assert (parsed.config.trainer.total_steps, parsed.config.trainer.seed) == (500, 3)
+
+
 def test_a_defaults_list_of_hydra_is_refused_with_the_keys_that_choose_its_groups(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("defaults:\n  - /pipeline: grpo\n  - override /env@env: math\n  - _self_\n")
