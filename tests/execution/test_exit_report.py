@@ -18,7 +18,7 @@ from pathlib import Path
 from siirl.execution.scheduler.exit_report import exit_report
 folder = Path(sys.argv[1])
 traces = folder / "traces"
-reasons = [f"the run failed: {reason}" for reason in ("Nothing", "Killed", "No memory")]
+reasons = ["the run failed: " + reason for reason in ("Nothing", "Killed", "No memory")]
 with exit_report(*reasons, traces=traces, run_folder=folder, before="earlier"):
     {ends}
 """
