@@ -1,7 +1,7 @@
 """Formulas for the floating-point operations of a forward pass; models sum these parts.
 
 A multiplication with an addition counts as two. Products of matrices, convolutions and attention
-count; norms, softmax and activations do not. Attention counts every pair of places, as
+count; norms, softmax and activations do not. Attention counts every pair of positions, as
 torch.utils.flop_counter does and as MFU is defined (PaLM, arXiv 2204.02311, appendix B), although a
 causal kernel skips half of them. A test compares each formula with that counter.
 

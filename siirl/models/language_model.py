@@ -73,7 +73,7 @@ class LanguageModel(Adaptable):
     those of transformers.
     """
     shares_prompts: bool
-    """Whether it supports an attention mask over places, so that answers share one prompt.
+    """Whether it supports an attention mask over positions, so that answers share one prompt.
 
     Tested when it is loaded.
     """
@@ -143,7 +143,7 @@ class LanguageModel(Adaptable):
                 the model packs: each begins where positions restart, and does not attend to the
                 others.
             attention_mask: int64 [B, S], 0 at padding; or, for models with `shares_prompts`, of
-                lanes, or bool [B, 1, S, S]: whether a place (next to last axis) attends to another.
+                lanes, or bool [B, 1, S, S]: whether a token (next to last axis) attends to another.
             cache: Keys and values of earlier tokens (a transformers cache); None: the input has all
                 tokens.
             seen: Pictures in the texts (`siirl.models.vision_inputs.SeenPictures`), if it sees.

@@ -10,8 +10,7 @@ Questions of different lengths share a batch: padding lies between question and 
 and takes no positions.
 """
 
-# N observation, V place of patches, L place of the question, T token of an action, S place, D
-# feature
+# N observation, V patch token, L token of the question, T token of an action, S token, D feature
 
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +75,7 @@ class OpenVLA(OpenVLAPolicy):
     def hidden(
         self, embeddings: torch.Tensor, there_NS: torch.Tensor, cache: DynamicCache | None = None
     ) -> torch.Tensor:
-        """Last hidden states of `embeddings`, the last of the places `there_NS`."""
+        """Last hidden states of `embeddings`, the last of the positions `there_NS`."""
         whole = bool(there_NS.all())
         positions_NS = there_NS.cumsum(1) - 1
         output = self.language_model.model(
@@ -98,7 +97,7 @@ class OpenVLA(OpenVLAPolicy):
     def _asked(
         self, pixel_values: torch.Tensor | None, instruction_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings [N, S, D] of <s>, patches and question, and the places that are not
+        """Embeddings [N, S, D] of <s>, patches and question, and the positions that are not
         padding.
         """
         assert pixel_values is not None, "checked when the policy was made"
@@ -128,7 +127,7 @@ class ActionTokenLogits:
         return self.policy.bin_logits(hidden_NTD, self.policy.action_tokenizer)
 
     def generation(self, context: torch.Tensor) -> NextLogits:
-        """Keeps keys and values of the places that were computed."""
+        """Keeps keys and values of the positions that were computed."""
         cache = DynamicCache(config=self.policy.language_model.config)
         there_NS = self.there_NS
 
@@ -147,6 +146,6 @@ class ActionTokenLogits:
 
 
 def last_places(hidden_NSD: torch.Tensor, there_NS: torch.Tensor) -> torch.Tensor:
-    """The hidden state [N, D] of each row's last place, before its padding."""
+    """The hidden state [N, D] of each row's last position, before its padding."""
     last_N = there_NS.sum(1) - 1
     return hidden_NSD[torch.arange(len(hidden_NSD), device=hidden_NSD.device), last_N]

@@ -4,14 +4,14 @@ Paper: https://arxiv.org/abs/2502.19645. Its actions are tokens, or numbers of a
 here these numbers have a learnt deviation.
 
 Input of the language model: <s>, image patches, proprioception, the question, one empty embedding
-for each token of the chunk, </s>. Attention is not causal. A token's hidden state is at the place
-before it (github.com/moojink/openvla-oft, prismatic/extern/hf/modeling_prismatic.py and
+for each token of the chunk, </s>. Attention is not causal. A token's hidden state is at the
+position before it (github.com/moojink/openvla-oft, prismatic/extern/hf/modeling_prismatic.py and
 prismatic/models/action_heads.py, MIT, and its fork of transformers). Left out: the diffusion head,
 and FiLM.
 """
 
-# N observation, V place of vision (and proprioception), L place of the question, T = K*A token of a
-# chunk (K actions of A numbers), S = V+L+T+1 place, D feature
+# N observation, V token of vision (and proprioception), L token of the question, T = K*A token of a
+# chunk (K actions of A numbers), S = V+L+T+1 token, D feature
 
 import math
 from typing import Any
@@ -49,7 +49,7 @@ def attend_bidirectionally(
     attention_mask: torch.Tensor | None,
     **named: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of every place to every other place, or to the places of a mask; never causal.
+    """Attention of every token to every other, or to the tokens of a mask; never causal.
 
     The signature is that of transformers. Without a mask transformers' own function is causal.
     """
@@ -97,7 +97,7 @@ class ParallelPolicy(OpenVLAPolicy):
         proprioception: torch.Tensor | None,
         instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
-        """The language model's last hidden states [N, T, D], each at the place before its token."""
+        """The language model's last hidden states [N, T, D], each one position before its token."""
         assert pixel_values is not None, "checked when the policy was made"
         ids_NL = self.question(instruction_ids)
         words_NLD = self.language_model.get_input_embeddings()(ids_NL)

@@ -6,7 +6,7 @@ chunk in one pass; `siirl.models.openvla_checkpoint` reads checkpoints.
 `envs.libero.openvla_conventions` defines the meaning of images, numbers and tokens.
 """
 
-# N observation, I image, V place of vision (and proprioception), L place of the question, D feature
+# N observation, I image, V token of vision (and proprioception), L token of the question, D feature
 
 import abc
 import shutil
@@ -269,9 +269,9 @@ def openvla_flops(policy: OpenVLAPolicy, *, question: int) -> int:
     )
     projector = seen * linear_flops(policy.projector)
     state = 0 if policy.proprio_projector is None else linear_flops(policy.proprio_projector)
-    places = seen + (policy.proprio_projector is not None) + question + policy.places_beside
+    positions = seen + (policy.proprio_projector is not None) + question + policy.places_beside
     config = policy.language_model.config
-    decoder = decoder_flops(config, tokens=places, pairs=places**2, head_tokens=0)
+    decoder = decoder_flops(config, tokens=positions, pairs=positions**2, head_tokens=0)
     return images + projector + state + decoder + policy.head_flops()
 
 

@@ -1,8 +1,8 @@
-"""Pictures in the input form of Qwen's vision-language models: patches, places in a prompt,
+"""Pictures in the input form of Qwen's vision-language models: patches, tokens in a prompt,
 positions.
 
 A picture is resized, cut into square patches, and encoded; every `merge` x `merge` patches become
-one place of the prompt, which holds the picture token. Places of a picture have three rotary
+one token of the prompt, the picture token. The tokens of a picture have three rotary
 positions: time, height and width (Wang et al. 2024, arXiv 2409.12191, section 2.1). For text, the
 three are equal.
 
@@ -12,7 +12,7 @@ transformers' processor, they would take eight times the memory.
 Left out: videos.
 """
 
-# K patch, N picture, S place of a text, V value of a patch (3 colours x patch x patch)
+# K patch, N picture, S token of a text, V value of a patch (3 colours x patch x patch)
 
 import functools
 import hashlib
@@ -40,7 +40,7 @@ class VisionConstants:
     patch: int
     """Side length of a patch, in pixels."""
     merge: int
-    """Side length of a place, in patches."""
+    """Side length of a token, in patches."""
     frames: int
     """Number of equal frames for a still picture."""
     mean: tuple[float, float, float]
@@ -81,12 +81,12 @@ class Pictures:
 
     @property
     def places_N(self) -> NDArray[np.int64]:
-        """Places of each picture in the prompt."""
+        """Tokens of each picture in the prompt."""
         return self.grids_N2.prod(1) // self.vision.merge**2
 
     @property
     def shifted(self) -> int:
-        """How far the rotary positions after the pictures lag behind the places."""
+        """How far the rotary positions after the pictures lag behind the token positions."""
         return int(self.places_N.sum() - (self.grids_N2.max(1) // self.vision.merge).sum())
 
     def positions(self, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -114,7 +114,7 @@ class Pictures:
         return np.concatenate(parts)
 
     def in_places(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Tokens of a prompt, with each picture token repeated for every place of its picture.
+        """Tokens of a prompt, with each picture token repeated for every token of its picture.
 
         Raises:
             ValueError: The numbers of picture tokens and pictures differ.

@@ -10,8 +10,8 @@ with a response of T tokens take
 The first term is Kaplan et al. 2020 (https://arxiv.org/abs/2001.08361, section 2.1, times three for
 the backward pass). Of a mixture of experts, N has those that a token uses. The second is PaLM's
 (https://arxiv.org/abs/2204.02311, appendix B): as in `siirl.models.flops`, it counts every pair of
-places, although a token attends only to earlier ones. The head is applied only to the response. A
-VLA policy makes one pass of a fixed size for each chunk.
+positions, although a token attends only to earlier ones. The head is applied only to the response.
+A VLA policy makes one pass of a fixed size for each chunk.
 
 `training_flops` counts a shared prompt once if the model computes it once. Frozen weights have no
 gradient, so adapters take two thirds of the work. `flops_of_rows` ignores both, because they do not
@@ -71,7 +71,7 @@ def text_flops(
         model: The language model.
         tokens_B: Tokens of each row.
         response_B: Tokens of each response.
-        pairs: Share of attention's pairs of places that counts.
+        pairs: Share of attention's pairs of positions that counts.
     """
     config = model.config.get_text_config()
     head = config.vocab_size * config.hidden_size

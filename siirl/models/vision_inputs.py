@@ -1,11 +1,11 @@
 """Vision of language models in Qwen2.5-VL's layout: builds a decoder's inputs for texts with
 pictures.
 
-Pictures are encoded separately. Their places in the text are given, not found by the picture token:
-a policy may generate that token, and it is then text, both in training and in generation.
+Pictures are encoded separately. Their positions in the text are given, not found by the picture
+token: a policy may generate that token, and it is then text, both in training and in generation.
 """
 
-# B row, S token or place, D entry of a hidden state, K patch, N picture, F place of any picture, V
+# B row, S token, D entry of a hidden state, K patch, N picture, F token of any picture, V
 # value of a patch
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class SeenPictures:
     """Time, height and width of each, in patches."""
     row_F: torch.Tensor
     place_F: torch.Tensor
-    """Row and place of each encoded place, in the order of the patches."""
+    """Row and position of each encoded token, in the order of the patches."""
     rotary_BS3: torch.Tensor
     """Rotary positions of every token of the pass."""
 
@@ -75,7 +75,7 @@ class VisionInputs:
     def _features(
         self, decoder: Any, patches_KV: torch.Tensor, grids_N3: torch.Tensor
     ) -> torch.Tensor:
-        """Encoded pictures [F, D], in the order of their places."""
+        """Encoded pictures [F, D], in the order of their positions."""
         encoded = decoder.get_image_features(
             self.vision.normalised(patches_KV), grids_N3, return_dict=True
         )
