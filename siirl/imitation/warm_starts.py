@@ -254,7 +254,7 @@ def _collect(
             remedy = f"lower --noise={flags.noise}" if flags.noise else "without noise, correct it"
             raise ConfigError(
                 f"The expert of {task!r} succeeded in {len(found)} of {len(attempts)} episodes: "
-                f"{remedy}."
+                f"{remedy}, or give it more steps (env.max_episode_steps)."
             )
         demonstrations += found
     return demonstrations

@@ -17,7 +17,6 @@ from siirl.params.build import as_text
 from siirl.params.cluster_args import ClusterArguments
 from siirl.params.critic_args import CriticArguments
 from siirl.params.dag_args import DagArguments
-from siirl.params.domains import is_text
 from siirl.params.env_args import EnvArguments
 from siirl.params.key_names import ACTOR, ROLLOUT
 from siirl.params.model_args import (
@@ -38,7 +37,6 @@ from siirl.preflight.critic_checks import (
     critic_problems,
     estimator_problems,
     mini_batches_of,
-    overlong_notices,
     undivided,
 )
 from siirl.preflight.group_checks import group_problems
@@ -344,4 +342,3 @@ def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[str]:
             f"algorithm.filter.success_low={band.success_low} drops groups without success; "
             f"{config.reward.name} learns from them."
         )
-    yield from overlong_notices(config.algorithm, config.env, text=is_text(spec))

@@ -32,17 +32,6 @@ MINI_BATCH = "critic.ppo_mini_batch_size"
 ACTOR_MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 
-def overlong_notices(algorithm: AlgorithmArguments, env: EnvArguments, *, text: bool) -> list[str]:
-    """Warning that DAPO's overlong penalty does not apply to robots."""
-    if text or algorithm.overlong.penalty == 0:
-        return []
-    return [
-        f"algorithm.overlong.penalty={algorithm.overlong.penalty} applies to text "
-        f"responses only: episodes of env={env.name} "
-        "end with the task or at env.max_episode_steps and have no length penalty."
-    ]
-
-
 def estimator_problems(
     algorithm: AlgorithmArguments, dag: DagArguments, *, built_in: Collection[str]
 ) -> Iterator[SiirlError]:

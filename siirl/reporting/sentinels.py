@@ -17,6 +17,7 @@ Metrics = Mapping[str, Reduced]
 
 # With 96 rollouts per step and 1 % success, ten steps without success have probability 6e-5.
 CONSTANT_STEPS = 10
+MAIN_REASON = 0.1  # share of the dropped trajectories from which the remedy of a reason is given
 IDLE_STEPS = 3  # consecutive steps without an update; one or two happen by chance with few groups
 # Share of the first step's entropy; runs that solve their task end at 0.05 to 0.3.
 COLLAPSED_SHARE = 0.02
@@ -123,8 +124,8 @@ class StalledPolicy:
         return (
             f"The updates of the last {self.steps} steps moved the policy by less than "
             f"{STALLED_KL:.0e} nats per token at a learning rate of {rate:.2g}. Raise "
-            "actor_rollout_ref.actor.optim.lr, or set actor_rollout_ref.actor.target_kl, which "
-            "adjusts it (0.01)."
+            "actor_rollout_ref.actor.optim.lr. actor_rollout_ref.actor.target_kl (0.01) adjusts "
+            "it, by a factor of at most 32."
         )
 
 
@@ -171,7 +172,12 @@ class EveryGroupFiltered:
         if self.steps < IDLE_STEPS:
             return None
         dropped = dropped_trajectories(metrics)
-        main = max(dropped, key=lambda reason: dropped[reason], default="")
+        main = [
+            reason
+            for reason, count in sorted(dropped.items(), key=lambda item: -item[1])
+            if count >= MAIN_REASON * sum(dropped.values())
+        ]
+        remedies = dict.fromkeys(_REMEDY_OF_DROP.get(reason, _ANY_DROP) for reason in main or [""])
         counts = ", ".join(
             f"{reason.replace('_', ' ')} {count:.0f}" for reason, count in dropped.items()
         )
@@ -180,7 +186,7 @@ class EveryGroupFiltered:
         return (
             f"Every group of the last {self.steps} steps was dropped"
             f"{f' (trajectories dropped: {counts})' if counts else ''}. "
-            f"{_REMEDY_OF_DROP.get(main, _ANY_DROP)}"
+            f"{' '.join(remedies)}"
         )
 
 
@@ -193,10 +199,11 @@ _NO_ADVANTAGE = (
     "0: take more decisions per step (data.train_batch_size, actor_rollout_ref.rollout.n_steps)."
 )
 _REMEDY_OF_DROP = {
-    "all_success": "The tasks are solved: use harder ones, or end the run.",
+    "all_success": "Tasks whose rollouts all succeed are solved: use harder ones, or end the run.",
     "all_failure_without_reference": (
-        "No rollout succeeds, and no success is known: start from weights that sometimes succeed "
-        "(siirl warm-start), or give demonstrations (reward.demonstrations)."
+        "Of tasks whose rollouts all fail no success is known: start from weights that sometimes "
+        "succeed (siirl warm-start), or with reward=srpo give demonstrations "
+        "(reward.demonstrations)."
     ),
     "truncated": "Rollouts reach their length limit: raise data.max_response_length or "
     "env.max_episode_steps.",

@@ -12,7 +12,6 @@ from siirl.params.registered_names import ESTIMATORS
 from siirl.preflight.critic_checks import (
     critic_problems,
     estimator_problems,
-    overlong_notices,
     overlong_problems,
 )
 from siirl.preflight.unread import unread_problems
@@ -111,21 +110,6 @@ def test_an_impossible_setting_is_refused_with_its_remedy(overrides, message):
 def test_an_impossible_buffer_is_refused(overrides, message):
     (found,) = problems(*overrides, text=True)
     assert message in found
-
-
-def test_a_length_penalty_for_robots_gives_a_notice():
-    config = parse_config([MUJOCO, "pipeline=dapo"])
-    (notice,) = overlong_notices(config.algorithm, config.env, text=False)
-    assert "episodes of env=metaworld" in notice
-    assert overlong_notices(config.algorithm, config.env, text=True) == []
-    assert (
-        overlong_notices(
-            parse_config([MUJOCO, "pipeline=grpo"]).algorithm,
-            parse_config([MUJOCO, "pipeline=grpo"]).env,
-            text=False,
-        )
-        == []
-    )
 
 
 @pytest.mark.parametrize("pipeline", ["grpo", "ppo", "remax"])

@@ -97,8 +97,19 @@ def test_three_steps_without_a_group_to_train_on_are_warned_of_with_the_main_rea
     assert step == 3
     assert (
         "(trajectories dropped: all success 90, truncated 6)" in text
-        and "The tasks are solved" in text
+        and "Tasks whose rollouts all succeed are solved" in text
+        and "length limit" not in text  # of a few trajectories
     )
+
+
+def test_solved_tasks_beside_hopeless_ones_are_told_apart() -> None:
+    step: Step = {
+        "actor/updates": 0.0,
+        "sampling/dropped_all_success": 4.0,
+        "sampling/dropped_all_failure_without_reference": 4.0,
+    }
+    [(_, text)] = warnings(*[step] * 4)
+    assert "all succeed are solved" in text and "all fail no success is known" in text
 
 
 def test_three_steps_of_one_decision_are_warned_of_without_groups() -> None:
