@@ -118,8 +118,16 @@ def test_a_discrete_space_may_start_above_zero() -> None:
     [
         (Wide, ["--expert", "tests.imitation.levers:leaver"], "raised SystemExit: 0 ("),
         (Buttons, ["--expert", "tests.imitation.levers:speaker"], "has the text 'pull': correct"),
-        (Stuck, ["--noise", "0.2"], "in 0 of 20 episodes: lower --noise=0.2, or give it more steps"),
-        (Stuck, ["--noise", "0"], "in 0 of 20 episodes: without noise, correct it, or give it more"),
+        (
+            Stuck,
+            ["--noise", "0.2"],
+            "in 0 of 20 episodes: lower --noise=0.2, or give it more steps",
+        ),
+        (
+            Stuck,
+            ["--noise", "0"],
+            "in 0 of 20 episodes: without noise, correct it, or give it more",
+        ),
         (Buttons, ["--noise", "0.2"], "--noise 0.2: the actions are integers"),
     ],
 )
