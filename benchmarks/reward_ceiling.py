@@ -141,24 +141,24 @@ def distance_to_success(
 
 
 def regressed_distance(
-    *, features: Features, training: Sequence[Clip], episodes: Episodes
+    *, features: Features, training: Sequence[Clip], clips: Sequence[Clip]
 ) -> NDArray[np.float64]:
-    """The oracle's distance [N] as a regression from frames tells it, trained for each task on the
-    cuts of `training`.
+    """The oracle's distance [N] of `clips` as a regression from frames tells it, trained for each
+    task on the cuts of `training`.
     """
-    distance_N = np.full(len(episodes.clips), np.nan)
-    for task in np.unique(episodes.tasks):
+    distance_N, tasks = np.full(len(clips), np.nan), np.array([clip.task for clip in clips])
+    for task in np.unique(tasks):
         cuts = [
             (clip.frames[: end + 1], clip.distances[end])
             for clip in training
             if clip.task == task
             for end in range(len(clip.frames))
         ]
-        rows = np.flatnonzero(episodes.tasks == task)
+        rows = np.flatnonzero(tasks == task)
         distance_N[rows] = kernel_ridge(
             train_XE=features([frames for frames, _ in cuts]),
             target_X=np.array([distance for _, distance in cuts]),
-            test_YE=features([episodes.clips[row].frames for row in rows]),
+            test_YE=features([clips[row].frames for row in rows]),
         )
     return distance_N
 
@@ -251,7 +251,7 @@ def rows(
     ):
         if clips:
             compared[name] = regressed_distance(
-                features=features, training=clips, episodes=episodes
+                features=features, training=clips, clips=episodes.clips
             )
     compared["oracle's least distance"] = episodes.least
     return compared

@@ -80,6 +80,18 @@ def test_groups_of_rollouts_are_played_with_the_result(tmp_path, capsys):
     load_policy(tmp_path)
 
 
+def test_a_task_whose_expert_needs_almost_all_steps_is_named(tmp_path, capsys):
+    """The expert presses the handle in 39 steps."""
+    assert main(["--output", str(tmp_path / "short"), *ROBOT, "env.max_episode_steps=42"]) == 0
+    assert (
+        "handle-press: half of the demonstrations take 39 of 42 steps or more, so a policy that "
+        "acts a little more slowly fails: raise env.max_episode_steps.\n"
+        in capsys.readouterr().out
+    )
+    assert main(["--output", str(tmp_path / "usual"), *ROBOT]) == 0
+    assert "half of the demonstrations" not in capsys.readouterr().out
+
+
 def test_tasks_without_mixed_groups_are_named_with_the_remedy():
     found = {
         "reach": TaskGroups(mixed=1, groups=4, successes=30, episodes=32),

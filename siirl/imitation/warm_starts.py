@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.machine import check_machine
 
 HARDLY_EVER = 0.01  # share of right samples: five of six groups of sixteen have none, so no signal
+LONG = 0.9  # share of an episode's steps from which a demonstration leaves a policy little time
 CLIP_EVERY = 8  # environment steps between frames of a clip, see `reward.frame_every`
 
 
@@ -129,6 +131,8 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
         flags.noise = 0.0 if discrete else flags.noise
         check_noise("--target-noise", flags.target_noise, discrete=discrete)
         demonstrations = source.demonstrations(progress)
+        for line in describe_length(demonstrations, limit=source.spec.max_episode_steps):
+            progress.console.print(line, soft_wrap=True, highlight=False, markup=False)
         data = CloningData.from_demonstrations(demonstrations, policy)
         if policy.proprioception_layer is not None and flags.fit_proprioception:
             fit_scale(policy.proprioception_layer, data.proprioception)
@@ -254,7 +258,8 @@ def _collect(
             remedy = f"lower --noise={flags.noise}" if flags.noise else "without noise, correct it"
             raise ConfigError(
                 f"The expert of {task!r} succeeded in {len(found)} of {len(attempts)} episodes: "
-                f"{remedy}, or give it more steps (env.max_episode_steps)."
+                f"{remedy}, or raise env.max_episode_steps if they end at its "
+                f"{environment.spec.max_episode_steps} steps."
             )
         demonstrations += found
     return demonstrations
@@ -286,6 +291,19 @@ def _describe_fit(final: Mapping[str, float]) -> str:
     if "token_accuracy" in final:
         return f"{final['token_accuracy']:.0%} of the demonstrated tokens"
     return f"demonstrated actions within {final['action_error']:.1%} of half their range"
+
+
+def describe_length(demonstrations: Sequence[Demonstration], *, limit: int) -> list[str]:
+    """A line for each task whose median demonstration takes about the `limit` of steps or more."""
+    steps: dict[str, list[int]] = {}
+    for demonstration in demonstrations:
+        steps.setdefault(demonstration.task, []).append(len(demonstration.actions))
+    return [
+        f"{task}: half of the demonstrations take {median(found):g} of {limit} steps or more, so a "
+        "policy that acts a little more slowly fails: raise env.max_episode_steps."
+        for task, found in steps.items()
+        if median(found) >= LONG * limit
+    ]
 
 
 def _save_clips(file: Path, demonstrations: Sequence[Demonstration]) -> None:

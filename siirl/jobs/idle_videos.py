@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 Video = NDArray[np.uint8]
 """Frames [F, height, width, 3]."""
-FREEZE_AFTER = (0.25, 0.5, 0.75)  # shares of a failure; the highest reward counts
-FAILURES_FROZEN = 4  # per task
+STOPS = tuple(eighth / 8 for eighth in range(1, 8))  # shares of a failure
+FAILURES_STOPPED = 4  # per task
+BEST_STOP = "best stop"
 
 
 class RealEpisode(NamedTuple):
@@ -32,6 +33,8 @@ class IdleVideo(NamedTuple):
     kind: str
     task: str
     video: Video
+    original: int = 0
+    """Number of the failure that it stops; of videos of one failure the highest reward counts."""
 
 
 def idle_videos(episodes: Sequence[RealEpisode]) -> Iterator[IdleVideo]:
@@ -39,7 +42,7 @@ def idle_videos(episodes: Sequence[RealEpisode]) -> Iterator[IdleVideo]:
 
     - covered camera: black frames;
     - nothing moves: the first frame, for the length of a failure;
-    - stops half-way: a failure that freezes after a part of its frames;
+    - best stop: a failure that freezes at one of seven frames;
     - another task: a success of each other task.
     """
     for task in sorted({episode.task for episode in episodes}):
@@ -48,10 +51,9 @@ def idle_videos(episodes: Sequence[RealEpisode]) -> Iterator[IdleVideo]:
             continue
         yield IdleVideo("covered camera", task, np.zeros_like(failures[0]))
         yield IdleVideo("nothing moves", task, _frozen(failures[0], after=1))
-        for failure in failures[:FAILURES_FROZEN]:
-            for share in FREEZE_AFTER:
-                after = max(1, round(share * len(failure)))
-                yield IdleVideo("stops half-way", task, _frozen(failure, after=after))
+        for number, failure in enumerate(failures[:FAILURES_STOPPED]):
+            for after in sorted({max(1, int(share * len(failure))) for share in STOPS}):
+                yield IdleVideo(BEST_STOP, task, _frozen(failure, after=after), number)
         for other in sorted({episode.task for episode in episodes} - {task}):
             success = next((one for one in episodes if one.task == other and one.success), None)
             if success is not None:

@@ -125,7 +125,7 @@ class StalledPolicy:
             f"The updates of the last {self.steps} steps moved the policy by less than "
             f"{STALLED_KL:.0e} nats per token at a learning rate of {rate:.2g}. Raise "
             "actor_rollout_ref.actor.optim.lr. actor_rollout_ref.actor.target_kl (0.01) adjusts "
-            "it, by a factor of at most 32."
+            "it within limits."
         )
 
 
@@ -177,7 +177,14 @@ class EveryGroupFiltered:
             for reason, count in sorted(dropped.items(), key=lambda item: -item[1])
             if count >= MAIN_REASON * sum(dropped.values())
         ]
-        remedies = dict.fromkeys(_REMEDY_OF_DROP.get(reason, _ANY_DROP) for reason in main or [""])
+        split = set(_ENDS) <= set(main) and any(
+            RARE <= success < SOLVED for _, success in _success_of_tasks(metrics)
+        )
+        texts = [
+            _SAMPLE_MORE_BROADLY if split and reason in _ENDS else _REMEDY_OF_DROP.get(reason)
+            for reason in main
+        ]
+        remedies = dict.fromkeys(text or _ANY_DROP for text in texts or [None])
         counts = ", ".join(
             f"{reason.replace('_', ' ')} {count:.0f}" for reason, count in dropped.items()
         )
@@ -193,6 +200,13 @@ class EveryGroupFiltered:
 _ANY_DROP = (
     "The rewards within each group are identical: use more rollouts per prompt "
     "(actor_rollout_ref.rollout.n), a higher temperature, or tasks of different difficulty."
+)
+_ENDS = ("all_success", "all_failure_without_reference")
+_SAMPLE_MORE_BROADLY = (
+    "The start state decides the outcome, so a 0/1 reward hardly teaches. Sample more broadly: a "
+    "higher actor_rollout_ref.rollout.temperature, for robots also "
+    "actor_rollout_ref.rollout.noise_correlation, or a start from siirl warm-start with more "
+    "--target-noise."
 )
 _NO_ADVANTAGE = (
     "Whitening subtracts the mean of a step, so a single decision or equal ones have the advantage "
@@ -266,15 +280,11 @@ def _remedy_of_task(task: str, *, mixed: float, success: float) -> str:
     if success >= SOLVED:
         return (
             f"{found} The task is solved and takes rollouts from the others: "
-            "data.task_sampling=learnable draws fewer of its prompts."
+            "data.task_sampling=learnable draws fewer of its prompts; where the schedule "
+            "refuses that key, leave the task out."
         )
     if success >= RARE:
-        return (
-            f"{found} The start state decides the outcome, so a 0/1 reward hardly teaches. Sample "
-            "more broadly: a higher actor_rollout_ref.rollout.temperature, for robots also "
-            "actor_rollout_ref.rollout.noise_correlation, or a start from siirl warm-start with "
-            "more --target-noise."
-        )
+        return f"{found} {_SAMPLE_MORE_BROADLY}"
     return (
         f"{found} A 0/1 reward hardly teaches. Start from weights that succeed more often (siirl "
         "warm-start with more --updates, for robots also more --demonstrations), or leave the task "

@@ -121,12 +121,12 @@ def test_a_discrete_space_may_start_above_zero() -> None:
         (
             Stuck,
             ["--noise", "0.2"],
-            "in 0 of 20 episodes: lower --noise=0.2, or give it more steps",
+            "in 0 of 20 episodes: lower --noise=0.2, or raise env.max_episode_steps if",
         ),
         (
             Stuck,
             ["--noise", "0"],
-            "in 0 of 20 episodes: without noise, correct it, or give it more",
+            "in 0 of 20 episodes: without noise, correct it, or raise",
         ),
         (Buttons, ["--noise", "0.2"], "--noise 0.2: the actions are integers"),
     ],

@@ -76,9 +76,9 @@ def test_idle_videos_of_a_failure() -> None:
     assert shown == [
         ("covered camera", [0, 0, 0, 0]),
         ("nothing moves", [1, 1, 1, 1]),
-        ("stops half-way", [1, 1, 1, 1]),
-        ("stops half-way", [1, 2, 2, 2]),
-        ("stops half-way", [1, 2, 3, 3]),
+        ("best stop", [1, 1, 1, 1]),
+        ("best stop", [1, 2, 2, 2]),
+        ("best stop", [1, 2, 3, 3]),
         ("another task", [9, 9]),
     ]
 

@@ -112,6 +112,18 @@ def test_solved_tasks_beside_hopeless_ones_are_told_apart() -> None:
     assert "all succeed are solved" in text and "all fail no success is known" in text
 
 
+def test_a_task_whose_start_states_decide_is_neither_solved_nor_hopeless() -> None:
+    step: Step = {
+        "actor/updates": 0.0,
+        "rollout/push/success_rate": 0.5,
+        "sampling/dropped_all_success": 4.0,
+        "sampling/dropped_all_failure_without_reference": 4.0,
+    }
+    [(_, text)] = warnings(*[step] * 4)
+    assert text.count("The start state decides the outcome") == 1
+    assert "are solved" not in text and "no success is known" not in text
+
+
 def test_three_steps_of_one_decision_are_warned_of_without_groups() -> None:
     [(step, text)] = warnings(*[{"actor/updates": 0.0, "critic/updates": 1.0}] * 4)
     assert step == 3
