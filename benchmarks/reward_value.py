@@ -1,18 +1,20 @@
-"""Compares trajectory rewards that learn while they score: `python -m benchmarks.reward_value`
+"""Compares rewards of trajectories that learn while they score: `python -m benchmarks.reward_value`
 writes benchmarks/results/reward_value.json.
 
 Episodes of a policy come in steps of four groups of eight rollouts per task, as in training, and
 each reward scores a step before it learns from it: SRPO's clusters with the shipped encoder, with
-the same network untrained and with pixels, and the value of frames (`vjepa.success_value`) from
-pixels and from the shipped encoder. Measured on the failures of the later steps: rank correlation
-with the true distance at the end, over the task and within groups, the only part that an advantage
-uses; the skill that the value measured itself; and the share of a step's failures whose reward is
-below that of a video that achieves nothing (`siirl.jobs.idle_videos`), or that of an expert which
-hovers beside the object, or sweeps through its place. As an upper bound, a regression of the true
-distance learns from the first two steps' episodes; it is never a reward. Policies: the shipped one,
-and that of `--policy`, with `--tasks`. The committed result has four warm starts of
-`benchmarks.any_tasks`, made by defaults with seed 2 for the trios that were kept, and checkpoints
-of one of them in the middle and at the end of training.
+the same network untrained and with pixels, and how successes end (`vjepa.success_value`) from
+pixels and from the shipped encoder; two of them also with fifteen demonstrations of each task.
+Measured on the failures of the later steps: rank correlation with the true distance at the end,
+over the task and within groups, the only part that an advantage uses; the skill that the reward
+measured itself; and the share of a step's failures whose reward is below that of a video that
+achieves nothing (`siirl.jobs.idle_videos`), or that of an expert which hovers beside the object, or
+sweeps through its place. Upper bounds, which are never rewards: a regression of the true distance
+that learns from the first two steps' episodes, and the share of failures whose true distance is
+above that of an idle video. Policies: the shipped one, and that of `--policy`, with `--tasks`. The
+committed result has warm starts of `benchmarks.any_tasks`, made by defaults: four with seed 2 for
+the trios that were kept, on which `video_value` was chosen, and five with seed 3 for others; and
+checkpoints of one of the former in the middle and at the end of training.
 Left out: learning with the reward (benchmarks.embodied_learning).
 """
 
@@ -60,6 +62,8 @@ GROUPS, ROLLOUTS = 4, 8  # of a task in a step
 LEARNING_STEPS = 2  # not measured
 FEWEST_FAILURES = 6  # of a task, for a correlation
 ADVERSARIES_OF_A_TASK = 4  # of each kind
+DEMONSTRATIONS, DEMONSTRATION_SEED = 15, 8_600_000  # of a task
+IN_TRUTH = ("nothing moves", BEST_STOP)  # videos whose true distance the real episode has
 
 NOTE = (
     "Rank correlation with the true distance at the end of an episode; mean over tasks with at "
@@ -68,28 +72,39 @@ NOTE = (
     "which achieves nothing outranks, mean over such videos."
 )
 
-Maker = Callable[[], tuple[VideoEncoder, TrajectoryReward | SuccessValueReward]]
-REWARDS: dict[str, Maker] = {
-    "srpo, shipped encoder": lambda: (
-        load_video_encoder("tiny"),
-        TrajectoryReward(TrajectoryRewardConfig()),
+
+@dataclass(frozen=True)
+class Contender:
+    """A reward as a run would make it."""
+
+    reward: Callable[..., TrajectoryReward | SuccessValueReward]
+    encoder: str
+    pooling: str | None = None
+    demonstrations: bool = False
+
+    def make(self, shown: Sequence[Clip]) -> tuple[VideoEncoder, Any]:
+        """Encoder and reward; `shown` are the experts' clips."""
+        encoder = load_video_encoder(self.encoder, pooling=self.pooling)
+        tasks = sorted({clip.task for clip in shown}) if self.demonstrations else []
+        rows = {
+            task: encoder.encode([clip.frames for clip in shown if clip.task == task])
+            for task in tasks
+        }
+        return encoder, self.reward(TrajectoryRewardConfig(), demonstrations=rows)
+
+
+REWARDS = {
+    "srpo, shipped encoder": Contender(TrajectoryReward, "tiny"),
+    "srpo, shipped encoder, demonstrations": Contender(
+        TrajectoryReward, "tiny", demonstrations=True
     ),
-    "srpo, untrained encoder": lambda: (
-        load_video_encoder("random"),
-        TrajectoryReward(TrajectoryRewardConfig()),
+    "srpo, untrained encoder": Contender(TrajectoryReward, "random"),
+    "srpo, pixels": Contender(TrajectoryReward, "pixels"),
+    "video_value, pixels": Contender(SuccessValueReward, "pixels", OVER_TIME),
+    "video_value, pixels, demonstrations": Contender(
+        SuccessValueReward, "pixels", OVER_TIME, demonstrations=True
     ),
-    "srpo, pixels": lambda: (
-        load_video_encoder("pixels"),
-        TrajectoryReward(TrajectoryRewardConfig()),
-    ),
-    "video_value, pixels": lambda: (
-        load_video_encoder("pixels", pooling=OVER_TIME),
-        SuccessValueReward(TrajectoryRewardConfig()),
-    ),
-    "video_value, shipped encoder": lambda: (
-        load_video_encoder("tiny", pooling=OVER_TIME),
-        SuccessValueReward(TrajectoryRewardConfig()),
-    ),
+    "video_value, shipped encoder": Contender(SuccessValueReward, "tiny", OVER_TIME),
 }
 
 
@@ -187,6 +202,24 @@ def score_online(
     return Online(closeness_N, skills, means, seconds)
 
 
+def outranked_in_truth(clips: Sequence[Clip], columns: Columns) -> dict[str, float]:
+    """Share of a later step's failures that are farther than an idle video, by kind."""
+    shares, scenes = defaultdict[str, list[float]](list), np.unique(columns.scene_N)
+    for start in range(LEARNING_STEPS * GROUPS, len(scenes), GROUPS):
+        rows = np.flatnonzero(np.isin(columns.scene_N, scenes[start : start + GROUPS]))
+        # distances instead of frames; the last one counts
+        played = [
+            RealEpisode(clip.task, clip.success, clip.distances)
+            for clip in map(clips.__getitem__, rows)
+        ]
+        videos = [video for video in idle_videos(played) if video.kind in IN_TRUTH]
+        left_B = np.where(columns.success_N[rows], np.nan, columns.left_N[rows])
+        left_V = np.array([video.video[-1] for video in videos])
+        for kind, share in shares_outranked(videos, left_V, left_B, columns.task_N[rows]):
+            shares[kind].append(share)
+    return {kind: float(np.mean(found)) for kind, found in shares.items()}
+
+
 def regress(clips: Sequence[Clip], features: Features, columns: Columns) -> NDArray[np.float64]:
     """Closeness [N] by a regression of the true distance; NaN for the episodes it learns from."""
     learning = np.unique(columns.scene_N)[: LEARNING_STEPS * GROUPS]
@@ -218,15 +251,25 @@ def outranked(
         tasks_B=tasks,
         group_B=np.concatenate((inputs["group_B"], inputs["group_B"].max() + 1 + np.arange(count))),
     )
-    failed_B = ~inputs["success_B"] & np.isfinite(output.distance_B[:real])
+    failed_B = np.where(inputs["success_B"], np.nan, output.distance_B[:real])
+    return shares_outranked(videos, output.distance_B[real:], failed_B, np.array(tasks[:real]))
+
+
+def shares_outranked(
+    videos: Sequence[IdleVideo],
+    distance_V: NDArray[np.float64],
+    failed_B: NDArray[np.float64],
+    task_B: NDArray[np.str_],
+) -> Iterator[tuple[str, float]]:
+    """Kind and share for each of `videos`; `failed_B` are the distances of failures, else NaN."""
     best: dict[tuple[str, str, int], float] = {}
-    for number, (video, distance) in enumerate(zip(videos, output.distance_B[real:], strict=True)):
+    for number, (video, distance) in enumerate(zip(videos, distance_V, strict=True)):
         if np.isfinite(distance):
             of_one = video.original if video.kind == BEST_STOP else number
             key = (video.kind, video.task, of_one)
             best[key] = min(distance, best.get(key, np.inf))
     for (kind, task, _), distance in best.items():
-        failures = output.distance_B[:real][failed_B & (np.array(tasks[:real]) == task)]
+        failures = failed_B[(task_B == task) & np.isfinite(failed_B)]
         if len(failures):
             yield kind, float(np.mean(distance < failures))
 
@@ -273,9 +316,12 @@ def main() -> None:
     adversaries = [
         IdleVideo(clip.kind, clip.task, clip.frames) for clip in played if not clip.success
     ]
+    shown = asyncio.run(
+        collect(tasks=flags.tasks, counts={"expert": DEMONSTRATIONS}, first_seed=DEMONSTRATION_SEED)
+    )
     results = {}
-    for name, make in REWARDS.items():
-        encoder, reward = make()
+    for name, contender in REWARDS.items():
+        encoder, reward = contender.make([clip for clip in shown if clip.success])
         online = score_online(
             clips=clips, adversaries=adversaries, encoder=encoder, reward=reward, columns=columns
         )
@@ -294,6 +340,11 @@ def main() -> None:
         found = correlations(regress(clips, features, columns), columns)
         results[name] = {"tasks": found, "skill_by_step": [None], "idle_videos_outrank": {}}
         print(name, json.dumps(results[name]))
+    results["true distance"] = {
+        "tasks": {},
+        "skill_by_step": [None],
+        "idle_videos_outrank": outranked_in_truth(clips, columns),
+    }
     report = json.loads(flags.output.read_text()) if flags.output.is_file() else {"runs": []}
     command = (
         f"python -m benchmarks.reward_value --policy {flags.policy.name} "

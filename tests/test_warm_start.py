@@ -85,8 +85,7 @@ def test_a_task_whose_expert_needs_almost_all_steps_is_named(tmp_path, capsys):
     assert main(["--output", str(tmp_path / "short"), *ROBOT, "env.max_episode_steps=42"]) == 0
     assert (
         "handle-press: half of the demonstrations take 39 of 42 steps or more, so a policy that "
-        "acts a little more slowly fails: raise env.max_episode_steps.\n"
-        in capsys.readouterr().out
+        "acts a little more slowly fails: raise env.max_episode_steps.\n" in capsys.readouterr().out
     )
     assert main(["--output", str(tmp_path / "usual"), *ROBOT]) == 0
     assert "half of the demonstrations" not in capsys.readouterr().out

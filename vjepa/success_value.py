@@ -1,31 +1,31 @@
-"""Trajectory reward from a value function of frames that the run learns from its own episodes.
+"""Trajectory reward that learns from the run's own episodes how successes end.
 
-A frame's value is GAMMA to the power of the moments left until success, and 0 in a failed episode.
-A kernel ridge regression predicts it for each task. The higher the predicted value of a failure's
-best moments, the more reward it gets. So no label besides success is needed, and a failure that
-came close only in the middle also counts. The two best moments are averaged, so freezing at the
-best one counts it twice. Frames unlike all others have the value 0.
+An episode is the closer to success, the more likely its last moment is for a success, and the less
+likely for a failure: its closeness is the log ratio of two kernel density estimates. So no label
+besides success is needed. The densities are those of a task's remembered successes, and of its
+failures and of all starts together. Features are whitened, because the arm covers more pixels than
+the object that it moves. A floor below the second density keeps a moment unlike all others, such as
+a covered camera, from counting as close.
 
-The regression learns only from earlier steps, so it never scores an episode that it has learnt
-from. Its skill is how often it ranks the first half of a success above that of a failure from the
-same start state, in episodes that it has not learnt from, less what chance would explain if it
-guessed anew in each start state. A failure's reward is multiplied by the skill, so it is 0 without
-skill. Left out: video encoding, ranks.
+It learns only from earlier steps, so it never scores an episode that it has learnt from. Its skill
+is how often the moment before a success's last one is closer than the end of a failure, both left
+out of the densities, less what chance would explain. A failure's reward is multiplied by the skill,
+so it is 0 without skill. The skill finds features that show nothing; it does not predict how well
+the failures are ranked. Left out: video encoding, ranks.
 
 `benchmarks/reward_value.py` compares it with `vjepa.reward`.
 """
 
 # Axes: B trajectory of a step, N remembered trajectory, M moment of a trajectory, E channel of a
-# moment, F feature [M * E] of a trajectory, X and Y rows of moments.
+# moment, F feature [M * E] of a trajectory, P principal component, X and Y rows of moments.
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
-from scipy.special import expit
+from scipy.linalg import eigh
+from scipy.special import expit, logsumexp
 
 from vjepa.pooling import MOMENTS
 from vjepa.reward import RewardOutput, check_rows, finite_rows, reward_metrics, standardise
@@ -33,47 +33,101 @@ from vjepa.reward_settings import TrajectoryRewardConfig
 
 Array = NDArray[Any]
 
-GAMMA = 0.8  # per moment: half an episode before success counts 0.4; 0.6 to 0.9 rank equally well
-RIDGE = 0.1  # added to the kernel's diagonal of 1; 0.01 and 1 rank worse
-FEWEST_SUCCESSES = 2  # to learn from; one success shows its scene, not its task
-SKILL_DECAY = 0.9  # weight of earlier pairs in the skill, per step
+COMPONENTS = 32  # whitened; 24 and 48 rank failures a little worse
+BANDWIDTH = 0.5  # squared, in medians of the squared distance between ends; 0.25 ranks alike
+UNLIKELY = 0.05  # quantile of the failures' own densities that is the floor
+FEWEST_SUCCESSES = 5  # the skill of fewer is chance
 CHANCE = 1.645  # standard errors that are no skill; a guess exceeds them in one step of twenty
-LATER_NAMES = {"variance", "waiting_NF", "waiting_success_N"}  # not in checkpoints before them
-BEST_MOMENTS = 2  # moments of an episode whose values are averaged; see `closeness`
+SCORED, EARLIER = -1, -2  # moments: what is scored, and what the skill compares with failures
+ROUNDED = 6  # digits of a closeness that tell two moments apart
+ROUNDING = 1e-10  # share of the largest variance below which a component is none
 
 
-class ValueRegression:
-    """Kernel ridge regression with a Gaussian kernel as wide as the median distance of its rows.
-
-    Far from all rows it predicts 0. A covered camera still gets some reward, that of a failure
-    whose value is low beside the task's others.
+class Ends:
+    """Densities of the ends of a task's successes and failures.
 
     Args:
-        rows_XE: Moments of all remembered trajectories.
-        target_X: Their values.
+        successes_NF: Features of remembered successes.
+        failures_NF: Of remembered failures; at least two.
     """
 
-    def __init__(self, *, rows_XE: Array, target_X: Array) -> None:
-        self.rows_XE = rows_XE
-        squared_XX = squared_distances(rows_XE, rows_XE)
-        self.width = float(np.median(squared_XX)) or 1.0  # 0: all rows are equal
-        kernel_XX = np.exp(-squared_XX / self.width)
-        kernel_XX[np.diag_indices(len(kernel_XX))] += RIDGE
-        self.weights_X = cho_solve(cho_factor(kernel_XX, overwrite_a=True), target_X)
+    def __init__(self, *, successes_NF: Array, failures_NF: Array) -> None:
+        rows_XE = moments_of(np.concatenate((successes_NF, failures_NF))).astype(np.float64)
+        self.mean_E = rows_XE.mean(0)
+        self.whitening_EP = whitening(rows_XE - self.mean_E)
+        won_NMP, lost_NMP = self._whiten(successes_NF), self._whiten(failures_NF)
+        self.won_NP, self.lost_NP = won_NMP[:, SCORED], lost_NMP[:, SCORED]
+        self.earlier_NP = won_NMP[:, EARLIER]
+        self.starts_NP = np.concatenate((won_NMP[:, 0], lost_NMP[:, 0]))
+        ends_NP = np.concatenate((self.won_NP, self.lost_NP))
+        median = float(np.median(squared_distances(ends_NP, ends_NP)))
+        self.width = BANDWIDTH * median or 1.0  # 0: all ends are equal
+        self.floor = float(
+            np.quantile(self._density(self.lost_NP, self.lost_NP, left_out=True), UNLIKELY)
+        )
 
-    def values(self, rows_YE: Array) -> NDArray[np.float64]:
-        """Predicted values [Y]."""
-        kernel_YX = np.exp(-squared_distances(rows_YE, self.rows_XE) / self.width)
-        return np.asarray(kernel_YX @ self.weights_X, np.float64)
+    def closeness(self, rows_BF: Array) -> NDArray[np.float64]:
+        """Log ratio [B] of the densities at the end of each trajectory."""
+        ends_BP = self._whiten(rows_BF)[:, SCORED]
+        return self._ratio(
+            ends_BP,
+            won=self._density(ends_BP, self.won_NP),
+            lost=self._density(ends_BP, self.lost_NP),
+        )
+
+    def skill(self) -> float:
+        """Somers' D between success and closeness, less `CHANCE` standard errors; at least 0.
+
+        The error counts successes and failures as drawn (DeLong et al. 1988).
+        """
+        success_N = self._ratio(
+            self.earlier_NP,
+            won=self._density(self.earlier_NP, self.won_NP, left_out=True),
+            lost=self._density(self.earlier_NP, self.lost_NP),
+        )
+        failure_N = self._ratio(
+            self.lost_NP,
+            won=self._density(self.lost_NP, self.won_NP),
+            lost=self._density(self.lost_NP, self.lost_NP, left_out=True),
+        )
+        ahead_NN = np.subtract.outer(success_N, failure_N).round(ROUNDED)
+        order_NN = np.sign(ahead_NN)
+        variance = sum(order_NN.mean(axis).var() / order_NN.shape[1 - axis] for axis in (0, 1))
+        return max(0.0, float(order_NN.mean() - CHANCE * np.sqrt(variance)))
+
+    def _whiten(self, rows_NF: Array) -> NDArray[np.float64]:
+        """Whitened moments [N, M, P]."""
+        rows_XP = (moments_of(rows_NF).astype(np.float64) - self.mean_E) @ self.whitening_EP
+        return rows_XP.reshape(len(rows_NF), MOMENTS, -1)
+
+    def _ratio(self, rows_BP: Array, *, won: Array, lost: Array) -> NDArray[np.float64]:
+        against = (lost, self._density(rows_BP, self.starts_NP), np.full(len(rows_BP), self.floor))
+        return np.asarray(won - logsumexp(against, axis=0), np.float64)
+
+    def _density(
+        self, rows_YP: Array, of_NP: Array, *, left_out: bool = False
+    ) -> NDArray[np.float64]:
+        """Log density [Y] up to a constant; `left_out`: of row y without the n of the same
+        number.
+        """
+        exponent_YN = -squared_distances(rows_YP, of_NP) / self.width
+        if left_out:
+            np.fill_diagonal(exponent_YN, -np.inf)
+        return np.asarray(
+            logsumexp(exponent_YN, axis=1) - np.log(len(of_NP) - left_out), np.float64
+        )
 
 
-def closeness(value_BM: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How close [B] an episode came: the mean of its `BEST_MOMENTS` highest values.
-
-    The mean of all moments would reward hesitation: a video without motion then outranked more of
-    the failures.
+def whitening(centred_XE: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Matrix [E, P] to the first principal components, each with variance 1; at most
+    `COMPONENTS`, and none without variance.
     """
-    return np.sort(value_BM, axis=1)[:, -BEST_MOMENTS:].mean(1)
+    rows = len(centred_XE)
+    first = max(0, rows - COMPONENTS)
+    squared_P, rows_XP = eigh(centred_XE @ centred_XE.T, subset_by_index=(first, rows - 1))
+    varies_P = squared_P > ROUNDING * max(float(squared_P[-1]), ROUNDING)
+    squared_P, rows_XP = squared_P[varies_P], rows_XP[:, varies_P]
+    return np.asarray(centred_XE.T @ rows_XP * (np.sqrt(rows) / squared_P), np.float64)
 
 
 def squared_distances(left_XE: Array, right_YE: Array) -> NDArray[np.float64]:
@@ -84,7 +138,7 @@ def squared_distances(left_XE: Array, right_YE: Array) -> NDArray[np.float64]:
 
 
 class TaskMemory:
-    """Remembered episodes of one task, and the value fitted to them."""
+    """Remembered episodes of one task."""
 
     def __init__(self) -> None:
         self.successes_NF = np.zeros((0, 0), np.float32)
@@ -94,23 +148,8 @@ class TaskMemory:
         self.waiting_NF = np.zeros((0, 0), np.float32)
         """Trajectories of this step that are learnt from after it is scored."""
         self.waiting_success_N = np.zeros(0, bool)
-        self.won = 0.0
-        """Number of `pairs` in which the success ranks higher, minus those in which it ranks
-        lower."""
-        self.pairs = 0.0
-        self.variance = 0.0
-        """Of `won`, if the value guessed in each group: the sum of the groups' squares."""
-
-    @property
-    def skill(self) -> float:
-        """Somers' D between success and value within groups, less what guesses would reach.
-
-        1: perfect in many groups, 0: none or unknown; two groups never suffice. Steps share pairs
-        (`SKILL_DECAY`), so half of the runs with a value that guesses have a little skill at some
-        point in 60 steps.
-        """
-        surely_won = self.won - CHANCE * math.sqrt(self.variance)
-        return max(0.0, surely_won / self.pairs) if self.pairs else 0.0
+        self.skill = 0.0
+        """Of the densities that scored the last step."""
 
     def wait(self, rows_BF: Array, success_B: NDArray[np.bool_]) -> None:
         """Keep trajectories for `learn`."""
@@ -124,16 +163,12 @@ class TaskMemory:
         self.failures_NF = last(joined(self.failures_NF, rows_NF[~success_N]), limit)
         self.waiting_NF, self.waiting_success_N = rows_NF[:0], success_N[:0]
 
-    def regression(self, *, fewest_failures: int) -> ValueRegression | None:
-        """Fit the remembered episodes; None if they are too few."""
-        successes, failures = len(self.successes_NF), len(self.failures_NF)
-        if successes < FEWEST_SUCCESSES or failures < fewest_failures:
+    def ends(self, *, fewest_failures: int) -> Ends | None:
+        """Densities of the remembered episodes; None if they are too few."""
+        enough = len(self.successes_NF) >= FEWEST_SUCCESSES
+        if not enough or len(self.failures_NF) < max(2, fewest_failures):
             return None
-        of_success_M = GAMMA ** np.arange(MOMENTS)[::-1]
-        target_NM = np.zeros((successes + failures, MOMENTS))
-        target_NM[:successes] = of_success_M
-        rows_NF = np.concatenate((self.successes_NF, self.failures_NF))
-        return ValueRegression(rows_XE=moments_of(rows_NF), target_X=target_NM.ravel())
+        return Ends(successes_NF=self.successes_NF, failures_NF=self.failures_NF)
 
 
 def joined(before_NF: Array, rows_BF: Array) -> Array:
@@ -159,7 +194,7 @@ def last(rows: Array, limit: int) -> Array:
 
 
 class SuccessValueReward:
-    """Scores the trajectories of a step by the value of their frames, and learns from them.
+    """Scores the trajectories of a step by how they end, and learns from them.
 
     Args:
         config: Settings; `success_bank_size` limits a task's successes, and likewise its failures.
@@ -204,17 +239,11 @@ class SuccessValueReward:
         for task in sorted(set(tasks_B)):
             of_task_B = task_B == task
             memory = self.memory.setdefault(task, TaskMemory())
-            value_BM = self._values(memory, rows_BF[of_task_B])
-            if value_BM is not None:
-                count_pairs(
-                    memory,
-                    value_BM=value_BM,
-                    success_B=success_B[of_task_B],
-                    group_B=group_B[of_task_B],
-                )
-                skills[task] = memory.skill
+            ends = memory.ends(fewest_failures=self.config.min_failure_window)
+            if ends is not None:
+                skills[task] = memory.skill = ends.skill()
                 failed = of_task_B & ~success_B
-                score_N = closeness(value_BM)[~success_B[of_task_B]]
+                score_N = ends.closeness(rows_BF[failed]) if failed.any() else np.zeros(0)
                 if memory.skill > 0 and len(score_N):
                     window = np.concatenate((memory.scores_N, score_N))
                     distance_B[failed] = -score_N
@@ -251,12 +280,6 @@ class SuccessValueReward:
         memory = self.memory.get(task)
         return memory is not None and memory.skill > 0
 
-    def _values(self, memory: TaskMemory, rows_BF: Array) -> NDArray[np.float64] | None:
-        regression = memory.regression(fewest_failures=self.config.min_failure_window)
-        if regression is None:
-            return None
-        return regression.values(moments_of(rows_BF)).reshape(-1, MOMENTS)
-
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The memory by task, for a checkpoint."""
         return {task: dict(vars(memory)) for task, memory in self.memory.items()}
@@ -267,41 +290,21 @@ class SuccessValueReward:
         Raises:
             ValueError: Not a state of this class.
         """
-        names = set(vars(TaskMemory()))
         self.memory.clear()
         for task, stored in state.items():
-            if set(stored) not in (names, names - LATER_NAMES):
-                raise ValueError(f"A value's memory has {sorted(names)}; got {sorted(stored)}.")
+            if not {"successes_NF", "failures_NF"} <= set(stored):
+                raise ValueError(
+                    f"A memory of {task!r} has successes_NF and failures_NF; got {sorted(stored)}."
+                )
             memory = self.memory[task] = TaskMemory()
             memory.successes_NF = finite_rows(stored["successes_NF"], what=f"successes of {task!r}")
             memory.failures_NF = finite_rows(stored["failures_NF"], what=f"failures of {task!r}")
+            if "skill" not in stored:
+                continue  # an older version: its scores have another scale
             memory.scores_N = np.asarray(stored["scores_N"], np.float64)
-            if "variance" not in stored:
-                continue  # the skill is measured again
             memory.waiting_NF = finite_rows(stored["waiting_NF"], what=f"step of {task!r}")
             memory.waiting_success_N = np.asarray(stored["waiting_success_N"], bool)
-            memory.won, memory.pairs = float(stored["won"]), float(stored["pairs"])
-            memory.variance = float(stored["variance"])
-
-
-def count_pairs(
-    memory: TaskMemory, *, value_BM: Array, success_B: NDArray[np.bool_], group_B: Array
-) -> None:
-    """Count the pairs of a success and a failure in a group, and which of the two has the higher
-    value.
-
-    Only first halves are compared, because the end of a success shows the success itself.
-    """
-    half_B = value_BM[:, : MOMENTS // 2].mean(1)
-    memory.won, memory.pairs = SKILL_DECAY * memory.won, SKILL_DECAY * memory.pairs
-    memory.variance *= SKILL_DECAY**2
-    for group in np.unique(group_B):
-        successes = half_B[(group_B == group) & success_B]
-        failures = half_B[(group_B == group) & ~success_B]
-        order = np.sign(np.subtract.outer(successes, failures))
-        memory.won += float(order.sum())
-        memory.pairs += order.size
-        memory.variance += float(order.sum()) ** 2
+            memory.skill = float(stored["skill"])
 
 
 def moments_of(rows_NF: Array) -> Array:

@@ -7,13 +7,13 @@ can show, such as hovering beside the target.
 # F frame
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Video = NDArray[np.uint8]
-"""Frames [F, height, width, 3]."""
+Video = NDArray[Any]
+"""Frames [F, height, width, 3]; or a number for each frame."""
 STOPS = tuple(eighth / 8 for eighth in range(1, 8))  # shares of a failure
 FAILURES_STOPPED = 4  # per task
 BEST_STOP = "best stop"

@@ -39,7 +39,7 @@ class RewardArguments:
     name: str = option(
         "success",
         "success (0/1), return (sum of rewards), srpo (distance of the video to successes), "
-        "srpo_released (as siiRL published it, for comparison), video_value (value of frames, "
+        "srpo_released (as siiRL published it, for comparison), video_value (how successes end, "
         "learned from the run's own episodes), oracle (true distance, for comparison), model "
         "(reward_model.path, for text), or `module:name` of a manager factory.",
         why="pipeline=embodied_srpo sets srpo",

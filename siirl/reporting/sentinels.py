@@ -322,7 +322,7 @@ class UnskilledValue:
     named: set[str] = field(default_factory=set)
 
     def look(self, metrics: Metrics) -> str | None:
-        """See Sentinel; ignores tasks without a value in the step."""
+        """See Sentinel; ignores tasks without a skill in the step, which have few successes."""
         for name, skill in metrics.items():
             task = name.removeprefix("reward/").removesuffix("/value_skill")
             if name == f"reward/{task}/value_skill":
@@ -336,10 +336,9 @@ class UnskilledValue:
             return None
         self.named.update(unskilled)
         return (
-            f"{', '.join(unskilled)}: in the last {UNSKILLED_STEPS} steps the value of frames told "
+            f"{', '.join(unskilled)}: in the last {UNSKILLED_STEPS} steps the reward told unfinished "
             "successes from failures no better than chance, so failures earned 0, as with "
-            "reward=success. It needs more groups with a success and a failure "
-            "(actor_rollout_ref.rollout.n, data.train_batch_size), or another reward.encoder."
+            "reward=success. It needs another reward.encoder, or a camera that shows the task."
         )
 
 

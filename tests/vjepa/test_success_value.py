@@ -1,25 +1,15 @@
-"""Value of frames: a toy task whose arm moves along a line, and success is at 1."""
+"""How successes end: a toy task whose arm moves along a line, and success is at 1."""
 
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from vjepa.pooling import MOMENTS
 from vjepa.progress_metrics import rank_correlation
 from vjepa.reward import standardise
 from vjepa.reward_settings import TrajectoryRewardConfig
-from vjepa.success_value import (
-    RIDGE,
-    SuccessValueReward,
-    TaskMemory,
-    ValueRegression,
-    closeness,
-    count_pairs,
-    moments_of,
-)
+from vjepa.success_value import Ends, SuccessValueReward, moments_of, whitening
 
 CONFIG = TrajectoryRewardConfig()
 GROUP = 8
@@ -102,71 +92,14 @@ def test_a_task_does_not_affect_another() -> None:
     assert reward.judges("reach") and not reward.judges("pull")
 
 
-def test_frames_of_chance_are_rarely_ranked() -> None:
-    """Forty tasks of thirty steps with random frames, of which a skill above 0 would train on."""
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize(("successes", "failures"), [(10, 50), (40, 64)])
+def test_random_frames_rarely_have_skill(successes: int, failures: int) -> None:
     skills = []
-    for _ in range(40):
-        memory = TaskMemory()
-        for _ in range(30):
-            count_pairs(
-                memory,
-                value_BM=rng.normal(size=(2 * GROUP, MOMENTS)),
-                success_B=rng.uniform(size=2 * GROUP) < 0.4,
-                group_B=np.repeat([0, 1], GROUP),
-            )
-            skills.append(memory.skill)
-    assert 0.01 < np.mean(np.array(skills) > 0) < 0.1 and np.mean(skills) < 0.01
-
-
-def test_random_frames_leave_a_0_1_reward_in_nearly_every_step() -> None:
-    rng, reward, paid = np.random.default_rng(1), SuccessValueReward(CONFIG), []
-    for seed in range(30):
-        columns = step(seed)
-        columns["embeddings_BD"] = rng.normal(size=columns["embeddings_BD"].shape)
-        output = reward.score(**columns)
-        paid.append(output.reward_B[~columns["success_B"]].max())
-    assert np.mean(np.array(paid) > 0) < 0.2 and max(paid) < 0.2
-
-
-def ordered(memory: TaskMemory, *, groups: int, successes: int = 4, failures: int = 4) -> None:
-    """Count groups in which every success has a higher value than every failure."""
-    won = np.tile(np.arange(successes + failures) >= failures, groups)
-    values = np.tile(np.arange(float(successes + failures)), groups)
-    count_pairs(
-        memory,
-        value_BM=np.repeat(values[:, None], MOMENTS, axis=1),
-        success_B=won,
-        group_B=np.repeat(np.arange(groups), successes + failures),
-    )
-
-
-@pytest.mark.parametrize(("groups", "skill"), [(1, 0.0), (2, 0.0), (3, 0.05), (16, 0.589)])
-def test_the_more_groups_are_ordered_the_more_skill_is_proved(groups: int, skill: float) -> None:
-    memory = TaskMemory()
-    ordered(memory, groups=groups)
-    assert memory.skill == pytest.approx(skill, abs=1e-3)
-
-
-def test_a_value_whose_direction_depends_on_the_scene_has_skill_as_rarely_as_one_that_guesses() -> (
-    None
-):
-    """Forty tasks of thirty steps, whose values follow success up or down, by the group."""
-    rng, skills = np.random.default_rng(2), []
-    for _ in range(40):
-        memory = TaskMemory()
-        for _ in range(30):
-            won = rng.uniform(size=4 * GROUP) < 0.3
-            direction = np.repeat(rng.choice([-4.0, 4.0], size=4), GROUP)
-            value = rng.normal(size=4 * GROUP) + direction * won
-            count_pairs(
-                memory,
-                value_BM=np.repeat(value[:, None], MOMENTS, axis=1),
-                success_B=won,
-                group_B=np.repeat(np.arange(4), GROUP),
-            )
-            skills.append(memory.skill)
-    assert np.mean(np.array(skills) > 0) < 0.1
+    for seed in range(60):
+        rows = np.random.default_rng(seed).normal(size=(successes + failures, 2 * MOMENTS))
+        ends = Ends(successes_NF=rows[:successes], failures_NF=rows[successes:])
+        skills.append(ends.skill())
+    assert np.mean(np.array(skills) > 0) < 0.15 and np.mean(skills) < 0.02
 
 
 def test_dropped_groups_are_learnt_from_after_the_step_is_scored() -> None:
@@ -193,20 +126,14 @@ def test_dropped_groups_that_wait_are_in_the_checkpoint() -> None:
         )
 
 
-def test_a_state_without_the_variance_of_chance_measures_the_skill_again() -> None:
-    state = {
-        task: {
-            name: value
-            for name, value in of_task.items()
-            if name not in ("variance", "waiting_NF", "waiting_success_N")
-        }
-        for task, of_task in trained().state_dict().items()
-    }
+def test_a_memory_of_an_earlier_version_keeps_its_episodes() -> None:
+    """Whose skill came from pairs, and whose scores had another scale."""
+    state = trained().state_dict()
+    older = {name: state["reach"][name] for name in ("successes_NF", "failures_NF", "scores_N")}
     restored = SuccessValueReward(CONFIG)
-    restored.load_state_dict(state)
-    assert not restored.judges("reach")
-    for seed in range(7, 10):
-        restored.score(**step(seed))
+    restored.load_state_dict({"reach": older | {"won": 9.0, "pairs": 9.0}})
+    assert not restored.judges("reach") and len(restored.memory["reach"].scores_N) == 0
+    restored.score(**step(7))
     assert restored.judges("reach")
 
 
@@ -251,7 +178,7 @@ def test_a_restored_reward_continues_bit_for_bit() -> None:
 
 
 def test_another_rewards_state_is_refused() -> None:
-    with pytest.raises(ValueError, match="memory has"):
+    with pytest.raises(ValueError, match="memory of 'bank' has successes_NF"):
         SuccessValueReward(CONFIG).load_state_dict({"bank": {"reach": np.zeros((2, 3))}})
 
 
@@ -264,29 +191,74 @@ def test_embeddings_of_another_encoder_are_refused() -> None:
         )
 
 
-@given(st.integers(0, 2**16))
-@settings(max_examples=20, deadline=None)
-def test_the_regression_is_the_closed_form(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    rows, target = rng.normal(size=(12, 3)), rng.uniform(size=12)
-    regression = ValueRegression(rows_XE=rows, target_X=target)
-    squared = ((rows[:, None] - rows[None]) ** 2).sum(-1)
-    kernel = np.exp(-squared / np.median(squared))
-    weights = np.linalg.solve(kernel + RIDGE * np.eye(12), target)
-    np.testing.assert_allclose(regression.values(rows), kernel @ weights)
+def ends_of(successes: list[float], failures: list[float]) -> Ends:
+    """Of episodes that move to these places."""
+    return Ends(
+        successes_NF=np.stack([episode(end, seed=i) for i, end in enumerate(successes)]),
+        failures_NF=np.stack([episode(end, seed=50 + i) for i, end in enumerate(failures)]),
+    )
 
 
-def test_a_frame_unlike_all_others_is_worth_nothing() -> None:
-    rows = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    regression = ValueRegression(rows_XE=rows, target_X=np.ones(3))
-    assert regression.values(np.array([[100.0, 100.0]])).tolist() == [0.0]
+FAR = [0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65]
+WON = [1.0, 1.05, 1.1, 1.15, 1.2]
 
 
-def test_freezing_at_the_best_moment_earns_no_more_than_the_two_best_moments() -> None:
-    value_BM = np.array([[0.1, 0.2, 0.6, 0.4, 0.0, 0.0, 0.0, 0.0]])
-    assert closeness(value_BM) == pytest.approx([0.5])
-    frozen_BM = np.array([[0.1, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2]])
-    assert closeness(frozen_BM) == pytest.approx([0.2])
+def test_closeness_is_the_log_ratio_of_the_densities() -> None:
+    """By loops over the whitened ends."""
+    ends = ends_of(WON, FAR)
+    features = episode(0.8, seed=99)[None]
+    point = (moments_of(features)[-1] - ends.mean_E) @ ends.whitening_EP
+
+    def density(places: np.ndarray) -> float:
+        return float(np.mean([np.exp(-((point - one) ** 2).sum() / ends.width) for one in places]))
+
+    against = density(ends.lost_NP) + density(ends.starts_NP) + np.exp(ends.floor)
+    expected = np.log(density(ends.won_NP) / against)
+    assert ends.closeness(features) == pytest.approx([expected])
+
+
+def test_an_end_that_is_further_than_failures_end_is_closer() -> None:
+    ends = ends_of(WON, FAR)
+    places = np.stack([episode(end, seed=7) for end in (0.4, 0.7, 0.8, 0.9, 1.0)])
+    assert (np.diff(ends.closeness(places)) > 0).all()
+
+
+@pytest.mark.parametrize("value", [0.0, -50.0])
+def test_a_video_that_shows_none_of_it_is_farther_than_every_failure(value: float) -> None:
+    """Nothing moves, or the camera is covered."""
+    ends = ends_of(WON, FAR)
+    idle = np.tile([value, 0.0], MOMENTS)[None]
+    failures = np.stack([episode(end, seed=60 + i) for i, end in enumerate(FAR)])
+    assert ends.closeness(idle)[0] < ends.closeness(failures).max()
+    assert ends.closeness(np.full_like(idle, value - 50.0))[0] < ends.closeness(failures).min()
+
+
+def test_the_skill_leaves_out_the_episodes_that_it_compares() -> None:
+    """Every success has a scene of its own, unlike all failures, and shows no way to success."""
+    rng = np.random.default_rng(5)
+    scenes = [rng.normal(size=12) for _ in range(20)]
+    rows = np.stack([np.tile(scene, MOMENTS) for scene in scenes])
+    assert Ends(successes_NF=rows[:8], failures_NF=rows[8:]).skill() == 0.0
+    assert ends_of(WON, FAR).skill() > 0.5
+
+
+def test_few_successes_have_no_skill() -> None:
+    reward = SuccessValueReward(
+        CONFIG, demonstrations={"reach": np.stack([episode(1.1, seed=i) for i in range(4)])}
+    )
+    columns = step(7)
+    columns["success_B"] = np.zeros_like(columns["success_B"])
+    for _ in range(2):
+        assert not reward.score(**columns).reward_B.any()
+    assert not reward.judges("reach")
+
+
+def test_whitened_rows_have_unit_variance_in_the_first_components() -> None:
+    rows = np.random.default_rng(3).normal(size=(50, 6)) * [9, 4, 1, 0.1, 0, 0]
+    centred = rows - rows.mean(0)
+    white = centred @ whitening(centred)
+    assert white.shape == (50, 4)
+    np.testing.assert_allclose(white.T @ white / 50, np.eye(4), atol=1e-9)
 
 
 def test_failures_equal_but_for_rounding_get_equal_rewards() -> None:

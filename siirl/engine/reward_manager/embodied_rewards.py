@@ -110,7 +110,7 @@ class VideoReward:
 
 
 class VideoValueReward:
-    """A failure earns more, the higher the value of its frames, which the run learns.
+    """A failure earns more, the more it ends as successes do, which the run learns.
 
     See `vjepa.success_value`.
     """
