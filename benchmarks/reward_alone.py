@@ -5,8 +5,8 @@
 For 100 steps from the shipped weights every episode, success or not, gets what a failure would:
 
 - `video_alone`: sigmoid(-z) of its video's distance to fifteen expert episodes of its task;
-- `value_alone`: the reward of a failure by `reward=video_value`, whose value goes on learning from
-  the run's episodes which frames precede success. Success itself earns nothing.
+- `value_alone`: the reward of a failure by `reward=video_value`, which goes on learning from the
+  run's episodes how successes end. Success itself earns nothing.
 
 If the reward rises while success falls, the policy exploits it. The simulator's distance to the
 goal is measured beside it. `benchmarks.learning_studies` runs and measures. Left out: the filter

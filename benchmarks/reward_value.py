@@ -202,17 +202,20 @@ def score_online(
     return Online(closeness_N, skills, means, seconds)
 
 
-def outranked_in_truth(clips: Sequence[Clip], columns: Columns) -> dict[str, float]:
+def outranked_in_truth(
+    clips: Sequence[Clip], played: Sequence[Clip], columns: Columns
+) -> dict[str, float]:
     """Share of a later step's failures that are farther than an idle video, by kind."""
     shares, scenes = defaultdict[str, list[float]](list), np.unique(columns.scene_N)
     for start in range(LEARNING_STEPS * GROUPS, len(scenes), GROUPS):
         rows = np.flatnonzero(np.isin(columns.scene_N, scenes[start : start + GROUPS]))
         # distances instead of frames; the last one counts
-        played = [
+        real = [
             RealEpisode(clip.task, clip.success, clip.distances)
             for clip in map(clips.__getitem__, rows)
         ]
-        videos = [video for video in idle_videos(played) if video.kind in IN_TRUTH]
+        videos = [video for video in idle_videos(real) if video.kind in IN_TRUTH]
+        videos += [IdleVideo(clip.kind, clip.task, clip.distances) for clip in played]
         left_B = np.where(columns.success_N[rows], np.nan, columns.left_N[rows])
         left_V = np.array([video.video[-1] for video in videos])
         for kind, share in shares_outranked(videos, left_V, left_B, columns.task_N[rows]):
@@ -312,10 +315,9 @@ def main() -> None:
     clips = list(load_clips(file))
     columns = Columns.of(clips)
     counts = dict.fromkeys(ADVERSARIES, ADVERSARIES_OF_A_TASK)
-    played = asyncio.run(collect(tasks=flags.tasks, counts=counts, first_seed=FIRST_SEED))
-    adversaries = [
-        IdleVideo(clip.kind, clip.task, clip.frames) for clip in played if not clip.success
-    ]
+    collected = asyncio.run(collect(tasks=flags.tasks, counts=counts, first_seed=FIRST_SEED))
+    played = [clip for clip in collected if not clip.success]
+    adversaries = [IdleVideo(clip.kind, clip.task, clip.frames) for clip in played]
     shown = asyncio.run(
         collect(tasks=flags.tasks, counts={"expert": DEMONSTRATIONS}, first_seed=DEMONSTRATION_SEED)
     )
@@ -343,7 +345,7 @@ def main() -> None:
     results["true distance"] = {
         "tasks": {},
         "skill_by_step": [None],
-        "idle_videos_outrank": outranked_in_truth(clips, columns),
+        "idle_videos_outrank": outranked_in_truth(clips, played, columns),
     }
     report = json.loads(flags.output.read_text()) if flags.output.is_file() else {"runs": []}
     command = (
