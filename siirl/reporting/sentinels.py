@@ -337,8 +337,8 @@ class UnskilledValue:
         self.named.update(unskilled)
         return (
             f"{', '.join(unskilled)}: in the last {UNSKILLED_STEPS} steps the reward told "
-            "unfinished successes from failures no better than chance, so failures earned 0, as with "
-            "reward=success. It needs another reward.encoder, or a camera that shows the task."
+            "unfinished successes from failures no better than chance, so failures earned 0, as "
+            "with reward=success. It needs another reward.encoder, or a camera that shows the task."
         )
 
 
