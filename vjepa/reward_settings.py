@@ -8,6 +8,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+FEWEST_SUCCESSES = 5  # of a task, from which `vjepa.success_value` learns; fewer prove no skill
+
 
 def _setting(default: Any, help: str, *, why: str, **bounds: float) -> Any:
     """A field with metadata `help`, `why` and the given bounds: `minimum`, `above` (exclusive),

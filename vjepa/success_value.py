@@ -29,14 +29,13 @@ from scipy.special import expit, logsumexp
 
 from vjepa.pooling import MOMENTS
 from vjepa.reward import RewardOutput, check_rows, finite_rows, reward_metrics, standardise
-from vjepa.reward_settings import TrajectoryRewardConfig
+from vjepa.reward_settings import FEWEST_SUCCESSES, TrajectoryRewardConfig
 
 Array = NDArray[Any]
 
 COMPONENTS = 32  # whitened; 24 and 48 rank failures a little worse
 BANDWIDTH = 0.5  # squared, in medians of the squared distance between ends; 0.25 ranks alike
 UNLIKELY = 0.05  # quantile of the failures' own densities that is the floor
-FEWEST_SUCCESSES = 5  # the skill of fewer is chance
 CHANCE = 1.645  # standard errors that are no skill; a guess exceeds them in one step of twenty
 SCORED, EARLIER = -1, -2  # moments: what is scored, and what the skill compares with failures
 ROUNDED = 6  # digits of a closeness that tell two moments apart

@@ -41,6 +41,7 @@ from siirl.preflight.critic_checks import (
 )
 from siirl.preflight.group_checks import group_problems
 from siirl.preflight.segment_checks import needs_whole_episodes, segment_problems
+from vjepa.reward_settings import FEWEST_SUCCESSES
 
 KL_WITHOUT_GRADIENT = "k1"  # as a loss, its gradient has mean zero; the alias kl is k1 here
 
@@ -299,6 +300,14 @@ def _reward(reward: RewardArguments) -> Iterator[SiirlError]:
         yield ConfigError(
             f"reward.encoder=null, but reward.name={reward.name} compares videos: use "
             "reward.encoder=tiny."
+        )
+    fewest = max(FEWEST_SUCCESSES, reward.min_failure_window)
+    if reward.name == "video_value" and reward.success_bank_size < fewest:
+        yield ConfigError(
+            f"reward.success_bank_size={reward.success_bank_size} keeps too few episodes: "
+            f"reward.name=video_value learns from {FEWEST_SUCCESSES} successes and "
+            f"reward.min_failure_window={reward.min_failure_window} failures of a task. Use "
+            f"{fewest} or more, or reward=success."
         )
 
 

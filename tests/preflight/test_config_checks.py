@@ -87,6 +87,14 @@ def test_shipped_jobs_have_no_problem(overrides: list[str]) -> None:
             "trainer.val_episodes=900001: a task has 900000 held-out seeds",
         ),
         (["reward.encoder=null"], "compares videos: use reward.encoder=tiny"),
+        (
+            ["reward=video_value", "reward.success_bank_size=4"],
+            "reward.success_bank_size=4 keeps too few episodes",
+        ),
+        (
+            ["reward=video_value", "reward.success_bank_size=9", "reward.min_failure_window=12"],
+            "Use 12 or more, or reward=success",
+        ),
         (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success uses none"),
         (["actor_rollout_ref.rollout.n=1"], "needs at least 2"),
         (
