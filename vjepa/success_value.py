@@ -4,14 +4,14 @@ An episode is the closer to success, the more likely its last moment is for a su
 likely for a failure: its closeness is the log ratio of two kernel density estimates. So no label
 besides success is needed. The densities are those of a task's remembered successes, and of its
 failures and of all starts together. Features are whitened, because the arm covers more pixels than
-the object that it moves. A floor below the second density keeps a moment unlike all others, such as
-a covered camera, from counting as close.
+the object that it moves. A moment unlike all others, such as a covered camera, is farther than all
+failures.
 
 It learns only from earlier steps, so it never scores an episode that it has learnt from. Its skill
 is how often the moment before a success's last one is closer than the end of a failure, both left
 out of the densities, less what chance would explain. A failure's reward is multiplied by the skill,
-so it is 0 without skill. The skill finds features that show nothing; it does not predict how well
-the failures are ranked. Left out: video encoding, ranks.
+so it is 0 without skill. Features that show nothing have no skill; those that show only the time
+have, and the skill does not predict how well failures are ranked. Left out: video encoding, ranks.
 
 `benchmarks/reward_value.py` compares it with `vjepa.reward`.
 """
@@ -61,20 +61,27 @@ class Ends:
         ends_NP = np.concatenate((self.won_NP, self.lost_NP))
         median = float(np.median(squared_distances(ends_NP, ends_NP)))
         self.width = BANDWIDTH * median or 1.0  # 0: all ends are equal
-        self.floor = float(
-            np.quantile(self._density(self.lost_NP, self.lost_NP, left_out=True), UNLIKELY)
+        own_N = self._density(self.lost_NP, self.lost_NP, left_out=True)
+        self.floor, self.unlike = (float(np.quantile(own_N, share)) for share in (UNLIKELY, 0))
+        failure_N = self._ratio(
+            self.lost_NP, won=self._density(self.lost_NP, self.won_NP), lost=own_N
         )
+        self.lowest = float(failure_N.min())
+        self.skill = self._skill(failure_N)
 
     def closeness(self, rows_BF: Array) -> NDArray[np.float64]:
-        """Log ratio [B] of the densities at the end of each trajectory."""
-        ends_BP = self._whiten(rows_BF)[:, SCORED]
-        return self._ratio(
-            ends_BP,
-            won=self._density(ends_BP, self.won_NP),
-            lost=self._density(ends_BP, self.lost_NP),
-        )
+        """Log ratio [B] of the densities at the end of each trajectory.
 
-    def skill(self) -> float:
+        An end less likely than each failure that was seen is farther than all of them.
+        """
+        ends_BP = self._whiten(rows_BF)[:, SCORED]
+        won, lost = (self._density(ends_BP, ends) for ends in (self.won_NP, self.lost_NP))
+        ratio_B = self._ratio(ends_BP, won=won, lost=lost)
+        likeliest_B = np.max([won, lost, self._density(ends_BP, self.starts_NP)], axis=0)
+        lacking_B = np.maximum(self.unlike - likeliest_B, 0.0)
+        return np.where(lacking_B > 0, np.minimum(ratio_B, self.lowest) - lacking_B, ratio_B)
+
+    def _skill(self, failure_N: NDArray[np.float64]) -> float:
         """Somers' D between success and closeness, less `CHANCE` standard errors; at least 0.
 
         The error counts successes and failures as drawn (DeLong et al. 1988).
@@ -83,11 +90,6 @@ class Ends:
             self.earlier_NP,
             won=self._density(self.earlier_NP, self.won_NP, left_out=True),
             lost=self._density(self.earlier_NP, self.lost_NP),
-        )
-        failure_N = self._ratio(
-            self.lost_NP,
-            won=self._density(self.lost_NP, self.won_NP),
-            lost=self._density(self.lost_NP, self.lost_NP, left_out=True),
         )
         ahead_NN = np.subtract.outer(success_N, failure_N).round(ROUNDED)
         order_NN = np.sign(ahead_NN)
@@ -147,27 +149,37 @@ class TaskMemory:
         self.waiting_NF = np.zeros((0, 0), np.float32)
         """Trajectories of this step that are learnt from after it is scored."""
         self.waiting_success_N = np.zeros(0, bool)
-        self.skill = 0.0
-        """Of the densities that scored the last step."""
+        self.ends: Ends | None = None
+        """Densities of what is remembered; None if it is too little."""
+
+    @property
+    def skill(self) -> float | None:
+        """Of the next step's rewards; None while the failures are too few to be ranked."""
+        if len(self.successes_NF) < FEWEST_SUCCESSES:
+            return 0.0
+        return None if self.ends is None else self.ends.skill
 
     def wait(self, rows_BF: Array, success_B: NDArray[np.bool_]) -> None:
         """Keep trajectories for `learn`."""
         self.waiting_NF = joined(self.waiting_NF, rows_BF)
         self.waiting_success_N = np.concatenate((self.waiting_success_N, success_B))
 
-    def learn(self, *, limit: int) -> None:
+    def learn(self, *, limit: int, fewest_failures: int) -> None:
         """Remember what waits, and forget the oldest beyond `limit` of each kind."""
+        if len(self.waiting_NF) == 0:
+            return
         rows_NF, success_N = self.waiting_NF, self.waiting_success_N
         self.successes_NF = last(joined(self.successes_NF, rows_NF[success_N]), limit)
         self.failures_NF = last(joined(self.failures_NF, rows_NF[~success_N]), limit)
         self.waiting_NF, self.waiting_success_N = rows_NF[:0], success_N[:0]
+        self.fit(fewest_failures=fewest_failures)
 
-    def ends(self, *, fewest_failures: int) -> Ends | None:
-        """Densities of the remembered episodes; None if they are too few."""
+    def fit(self, *, fewest_failures: int) -> None:
+        """Estimate the densities of the remembered episodes."""
         enough = len(self.successes_NF) >= FEWEST_SUCCESSES
-        if not enough or len(self.failures_NF) < max(2, fewest_failures):
-            return None
-        return Ends(successes_NF=self.successes_NF, failures_NF=self.failures_NF)
+        enough = enough and len(self.failures_NF) >= max(2, fewest_failures)
+        rows = {"successes_NF": self.successes_NF, "failures_NF": self.failures_NF}
+        self.ends = Ends(**rows) if enough else None
 
 
 def joined(before_NF: Array, rows_BF: Array) -> Array:
@@ -209,7 +221,7 @@ class SuccessValueReward:
         for task, rows_NF in (demonstrations or {}).items():
             won = np.ones(len(rows_NF), bool)
             self.remember(task=task, embeddings_BF=rows_NF, success_B=won)
-            self.memory[task].learn(limit=config.success_bank_size)
+        self._learn()
 
     def score(
         self, *, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array
@@ -234,25 +246,25 @@ class SuccessValueReward:
         task_B = np.asarray(tasks_B, dtype=str)
         reward_B = success_B.astype(np.float64)
         distance_B, z_B = np.full(len(task_B), np.nan), np.full(len(task_B), np.nan)
-        skills: dict[str, float] = {}
         for task in sorted(set(tasks_B)):
             of_task_B = task_B == task
             memory = self.memory.setdefault(task, TaskMemory())
-            ends = memory.ends(fewest_failures=self.config.min_failure_window)
+            ends = memory.ends
             if ends is not None:
-                skills[task] = memory.skill = ends.skill()
                 failed = of_task_B & ~success_B
                 score_N = ends.closeness(rows_BF[failed]) if failed.any() else np.zeros(0)
-                if memory.skill > 0 and len(score_N):
+                if ends.skill > 0 and len(score_N):
                     window = np.concatenate((memory.scores_N, score_N))
                     distance_B[failed] = -score_N
                     z_B[failed] = standardise(distance=-score_N, window=-window)
-                    reward_B[failed] = self.config.alpha * memory.skill * expit(-z_B[failed])
+                    reward_B[failed] = self.config.alpha * ends.skill * expit(-z_B[failed])
                 recent = np.concatenate((memory.scores_N, score_N))
                 memory.scores_N = last(recent, self.config.failure_window)
             memory.wait(rows_BF[of_task_B], success_B[of_task_B])
-        for memory in self.memory.values():
-            memory.learn(limit=self.config.success_bank_size)
+        skills = {
+            task: memory.skill for task, memory in self.memory.items() if memory.skill is not None
+        }
+        self._learn()
         defined_B = success_B | np.isfinite(distance_B)
         metrics = reward_metrics(
             reward_B=reward_B,
@@ -277,11 +289,21 @@ class SuccessValueReward:
     def judges(self, task: str) -> bool:
         """Whether failures of the task get different rewards."""
         memory = self.memory.get(task)
-        return memory is not None and memory.skill > 0
+        return memory is not None and bool(memory.skill)
+
+    def _learn(self) -> None:
+        for memory in self.memory.values():
+            memory.learn(
+                limit=self.config.success_bank_size,
+                fewest_failures=self.config.min_failure_window,
+            )
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The memory by task, for a checkpoint."""
-        return {task: dict(vars(memory)) for task, memory in self.memory.items()}
+        return {
+            task: {name: value for name, value in vars(memory).items() if name != "ends"}
+            for task, memory in self.memory.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore the result of `state_dict`, bit for bit.
@@ -298,12 +320,12 @@ class SuccessValueReward:
             memory = self.memory[task] = TaskMemory()
             memory.successes_NF = finite_rows(stored["successes_NF"], what=f"successes of {task!r}")
             memory.failures_NF = finite_rows(stored["failures_NF"], what=f"failures of {task!r}")
-            if "skill" not in stored:
-                continue  # an older version: its scores have another scale
+            memory.fit(fewest_failures=self.config.min_failure_window)
+            if "pairs" in stored:
+                continue  # an earlier version: its scores have another scale
             memory.scores_N = np.asarray(stored["scores_N"], np.float64)
             memory.waiting_NF = finite_rows(stored["waiting_NF"], what=f"step of {task!r}")
             memory.waiting_success_N = np.asarray(stored["waiting_success_N"], bool)
-            memory.skill = float(stored["skill"])
 
 
 def moments_of(rows_NF: Array) -> Array:

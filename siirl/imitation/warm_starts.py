@@ -52,7 +52,7 @@ from siirl.preflight.check_embodied import check_policy
 from siirl.preflight.machine import check_machine
 
 HARDLY_EVER = 0.01  # share of right samples: five of six groups of sixteen have none, so no signal
-LONG = 0.9  # share of an episode's steps from which a demonstration leaves a policy little time
+LONG = 0.8  # share of an episode's steps from which a demonstration leaves a policy little time
 CLIP_EVERY = 8  # environment steps between frames of a clip, see `reward.frame_every`
 
 

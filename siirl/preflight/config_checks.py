@@ -299,7 +299,7 @@ def _reward(reward: RewardArguments) -> Iterator[SiirlError]:
     if reward.name in VIDEO_REWARDS and reward.encoder is None:
         yield ConfigError(
             f"reward.encoder=null, but reward.name={reward.name} compares videos: use "
-            "reward.encoder=tiny."
+            f"reward.encoder={'pixels' if reward.name == 'video_value' else 'tiny'}."
         )
     fewest = max(FEWEST_SUCCESSES, reward.min_failure_window)
     if reward.name == "video_value" and reward.success_bank_size < fewest:

@@ -301,7 +301,7 @@ class UnrankedFailures:
     def look(self, metrics: Metrics) -> str | None:
         """See Sentinel; ignores steps without enough failures, or without true distances."""
         correlation = metrics.get("reward/oracle_rank_correlation")
-        if not isinstance(correlation, float):
+        if not isinstance(correlation, float) or math.isnan(correlation):
             return None
         self.found.append(correlation)
         if len(self.found) < UNRANKED_STEPS or fmean(self.found) > 0:
@@ -322,7 +322,7 @@ class UnskilledValue:
     named: set[str] = field(default_factory=set)
 
     def look(self, metrics: Metrics) -> str | None:
-        """See Sentinel; ignores tasks without a skill in the step, which have few successes."""
+        """See Sentinel; ignores tasks without a skill in the step, which have few failures."""
         for name, skill in metrics.items():
             task = name.removeprefix("reward/").removesuffix("/value_skill")
             if name == f"reward/{task}/value_skill":
@@ -336,9 +336,11 @@ class UnskilledValue:
             return None
         self.named.update(unskilled)
         return (
-            f"{', '.join(unskilled)}: in the last {UNSKILLED_STEPS} steps the reward told "
-            "unfinished successes from failures no better than chance, so failures earned 0, as "
-            "with reward=success. It needs another reward.encoder, or a camera that shows the task."
+            f"{', '.join(unskilled)}: in the last {UNSKILLED_STEPS} steps the reward could not "
+            "tell unfinished successes from failures, so failures earned 0, as with "
+            "reward=success. It needs five successes of a task: give demonstrations "
+            "(reward.demonstrations). With more, the video may not show the task: use another "
+            "camera or reward.encoder."
         )
 
 

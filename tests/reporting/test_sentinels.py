@@ -208,7 +208,7 @@ def test_a_value_without_skill_is_named_by_task() -> None:
         "reward/reach/value_skill": 0.4,
     }
     [(number, text)] = warnings(*[step] * 9, step | {"reward/value_skill": 0.0}, *[step] * 5)
-    assert number == 10 and text.startswith("object/1: in the last 10 steps the reward told")
+    assert number == 10 and text.startswith("object/1: in the last 10 steps the reward could")
 
 
 def test_a_step_without_groups_of_a_task_does_not_count_for_it() -> None:
