@@ -36,6 +36,7 @@ Array = NDArray[Any]
 COMPONENTS = 32  # whitened; 24 and 48 rank failures a little worse
 BANDWIDTH = 0.5  # squared, in medians of the squared distance between ends; 0.25 ranks alike
 UNLIKELY = 0.05  # quantile of the failures' own densities that is the floor
+STRANGE = 4.0  # of the squared distance
 CHANCE = 1.645  # standard errors that are no skill; a guess exceeds them in one step of twenty
 SCORED, EARLIER = -1, -2  # moments: what is scored, and what the skill compares with failures
 ROUNDED = 6  # digits of a closeness that tell two moments apart
@@ -52,6 +53,7 @@ class Ends:
 
     def __init__(self, *, successes_NF: Array, failures_NF: Array) -> None:
         rows_XE = moments_of(np.concatenate((successes_NF, failures_NF))).astype(np.float64)
+        self.rows_XE, self.seen = rows_XE, self._seen(rows_XE)
         self.mean_E = rows_XE.mean(0)
         self.whitening_EP = whitening(rows_XE - self.mean_E)
         won_NMP, lost_NMP = self._whiten(successes_NF), self._whiten(failures_NF)
@@ -62,7 +64,7 @@ class Ends:
         median = float(np.median(squared_distances(ends_NP, ends_NP)))
         self.width = BANDWIDTH * median or 1.0  # 0: all ends are equal
         own_N = self._density(self.lost_NP, self.lost_NP, left_out=True)
-        self.floor, self.unlike = (float(np.quantile(own_N, share)) for share in (UNLIKELY, 0))
+        self.floor = float(np.quantile(own_N, UNLIKELY))
         failure_N = self._ratio(
             self.lost_NP, won=self._density(self.lost_NP, self.won_NP), lost=own_N
         )
@@ -72,14 +74,27 @@ class Ends:
     def closeness(self, rows_BF: Array) -> NDArray[np.float64]:
         """Log ratio [B] of the densities at the end of each trajectory.
 
-        An end less likely than each failure that was seen is farther than all of them.
+        An end that differs from all remembered moments by twice as much as any of them is farther
+        than all failures; the components need not show that difference.
         """
         ends_BP = self._whiten(rows_BF)[:, SCORED]
-        won, lost = (self._density(ends_BP, ends) for ends in (self.won_NP, self.lost_NP))
-        ratio_B = self._ratio(ends_BP, won=won, lost=lost)
-        likeliest_B = np.max([won, lost, self._density(ends_BP, self.starts_NP)], axis=0)
-        lacking_B = np.maximum(self.unlike - likeliest_B, 0.0)
-        return np.where(lacking_B > 0, np.minimum(ratio_B, self.lowest) - lacking_B, ratio_B)
+        ratio_B = self._ratio(
+            ends_BP,
+            won=self._density(ends_BP, self.won_NP),
+            lost=self._density(ends_BP, self.lost_NP),
+        )
+        ends_BE = rows_BF.reshape(len(rows_BF), MOMENTS, -1)[:, SCORED]
+        strange_B = squared_distances(ends_BE, self.rows_XE).min(1) / self.seen
+        return np.where(strange_B > STRANGE, np.minimum(ratio_B, self.lowest) - strange_B, ratio_B)
+
+    @staticmethod
+    def _seen(rows_XE: NDArray[np.float64]) -> float:
+        """Largest squared distance from an episode's end to the nearest moment of another."""
+        ends_NE = rows_XE[MOMENTS + SCORED :: MOMENTS]
+        squared_NX = squared_distances(ends_NE, rows_XE)
+        episode_X = np.arange(len(rows_XE)) // MOMENTS
+        squared_NX[np.arange(len(ends_NE))[:, None] == episode_X] = np.inf
+        return float(squared_NX.min(1).max()) or 1.0  # 0: all ends are equal
 
     def _skill(self, failure_N: NDArray[np.float64]) -> float:
         """Somers' D between success and closeness, less `CHANCE` standard errors; at least 0.
