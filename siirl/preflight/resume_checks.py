@@ -26,6 +26,7 @@ from siirl.params import SiiRLArguments
 from siirl.params.build import as_text
 from siirl.params.key_names import MODEL_OPTIONS, MODEL_POLICY
 from siirl.params.parser import to_yaml
+from siirl.params.reward_args import VIDEO_REWARDS
 from siirl.params.schema import keys_of
 from siirl.params.user_settings import value_at
 from siirl.preflight.needed_files import find_resume
@@ -69,6 +70,7 @@ def check_resume(config: SiiRLArguments, graph: TaskGraph) -> ResumePoint | None
     run = checkpoint.parent.parent
     place = f"trainer.resume={wanted}"
     _require_its_model(config, run, place=place)
+    _require_its_encoder(config, run, place=place)
     if config.actor_rollout_ref.rollout.n_steps is not None:
         _require_its_episodes(config, run, place=place)
     require_engines(checkpoint, trained_engines(graph, config.agents))
@@ -92,6 +94,19 @@ def _require_its_model(config: SiiRLArguments, run: Path, *, place: str) -> None
         raise ConfigError(
             f"{place}: that run has {MODEL_POLICY}={its}, but this job has {own}. "
             f"{_same_words(place, file)}"
+        )
+
+
+def _require_its_encoder(config: SiiRLArguments, run: Path, *, place: str) -> None:
+    """Refuse to resume `run` with a video encoder that did not make the reward's memory."""
+    file, own = run / CONFIG_FILE, config.reward
+    its = value_at(read_config(file), "reward")
+    if not isinstance(its, Mapping) or its.get("name") != own.name or own.name not in VIDEO_REWARDS:
+        return
+    if its.get("encoder") != own.encoder:
+        raise ConfigError(
+            f"{place}: that run has reward.encoder={its.get('encoder')}, but this job has "
+            f"{own.encoder}, and the reward remembers embeddings. {_same_words(place, file)}"
         )
 
 

@@ -314,6 +314,18 @@ def test_a_run_of_another_model_is_refused_with_its_own_configuration(
     )
 
 
+def test_a_run_whose_reward_remembers_another_encoders_embeddings_is_refused(
+    three_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (three_steps / "config.yaml").write_text("reward: {name: video_value, encoder: tiny}")
+    job = ("--plan", "env=metaworld", "reward=video_value", f"trainer.resume={three_steps}")
+    assert main([*job]) == REFUSED
+    assert (
+        f"trainer.resume={three_steps}: that run has reward.encoder=tiny, but this job has pixels, "
+        "and the reward remembers embeddings. Repeat the words" in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("its", "own"),
     [
