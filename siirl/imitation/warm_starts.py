@@ -294,7 +294,7 @@ def _describe_fit(final: Mapping[str, float]) -> str:
 
 
 def describe_length(demonstrations: Sequence[Demonstration], *, limit: int) -> list[str]:
-    """A line for each task whose median demonstration takes about the `limit` of steps or more."""
+    """A line for each task whose median demonstration takes at least `LONG` of the `limit`."""
     steps: dict[str, list[int]] = {}
     for demonstration in demonstrations:
         steps.setdefault(demonstration.task, []).append(len(demonstration.actions))
