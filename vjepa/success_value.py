@@ -4,8 +4,8 @@ An episode is the closer to success, the more likely its last moment is for a su
 likely for a failure: its closeness is the log ratio of two kernel density estimates. So no label
 besides success is needed. The densities are those of a task's remembered successes, and of its
 failures and of all starts together. Features are whitened, because the arm covers more pixels than
-the object that it moves. A moment unlike all others, such as a covered camera, is farther than all
-failures.
+the object that it moves. A failure that ends unlike all others, such as one with a covered camera,
+earns 0 and is not remembered.
 
 It learns only from earlier steps, so it never scores an episode that it has learnt from. Its skill
 is how often the moment before a success's last one is closer than the end of a failure, both left
@@ -72,20 +72,22 @@ class Ends:
         self.skill = self._skill(failure_N)
 
     def closeness(self, rows_BF: Array) -> NDArray[np.float64]:
-        """Log ratio [B] of the densities at the end of each trajectory.
-
-        An end that differs from all remembered moments by twice as much as any of them is farther
-        than all failures; the components need not show that difference.
-        """
+        """Log ratio [B] of the densities at the end of each trajectory."""
         ends_BP = self._whiten(rows_BF)[:, SCORED]
-        ratio_B = self._ratio(
+        return self._ratio(
             ends_BP,
             won=self._density(ends_BP, self.won_NP),
             lost=self._density(ends_BP, self.lost_NP),
         )
+
+    def strange(self, rows_BF: Array) -> NDArray[np.bool_]:
+        """Whether [B] an end differs from all remembered moments by twice as much as any of them.
+
+        The components need not show that difference.
+        """
         ends_BE = rows_BF.reshape(len(rows_BF), MOMENTS, -1)[:, SCORED]
-        strange_B = squared_distances(ends_BE, self.rows_XE).min(1) / self.seen
-        return np.where(strange_B > STRANGE, np.minimum(ratio_B, self.lowest) - strange_B, ratio_B)
+        nearest_B = squared_distances(ends_BE, self.rows_XE).min(1)
+        return np.asarray(nearest_B > STRANGE * self.seen)
 
     @staticmethod
     def _seen(rows_XE: NDArray[np.float64]) -> float:
@@ -180,10 +182,16 @@ class TaskMemory:
         self.waiting_success_N = np.concatenate((self.waiting_success_N, success_B))
 
     def learn(self, *, limit: int, fewest_failures: int) -> None:
-        """Remember what waits, and forget the oldest beyond `limit` of each kind."""
+        """Remember what waits, and forget the oldest beyond `limit` of each kind.
+
+        A strange failure is not remembered; otherwise the next one would be usual.
+        """
         if len(self.waiting_NF) == 0:
             return
         rows_NF, success_N = self.waiting_NF, self.waiting_success_N
+        if self.ends is not None:
+            usual_N = success_N | ~self.ends.strange(rows_NF)
+            rows_NF, success_N = rows_NF[usual_N], success_N[usual_N]
         self.successes_NF = last(joined(self.successes_NF, rows_NF[success_N]), limit)
         self.failures_NF = last(joined(self.failures_NF, rows_NF[~success_N]), limit)
         self.waiting_NF, self.waiting_success_N = rows_NF[:0], success_N[:0]
@@ -266,15 +274,17 @@ class SuccessValueReward:
             memory = self.memory.setdefault(task, TaskMemory())
             ends = memory.ends
             if ends is not None:
-                failed = of_task_B & ~success_B
-                score_N = ends.closeness(rows_BF[failed]) if failed.any() else np.zeros(0)
-                if ends.skill > 0 and len(score_N):
-                    window = np.concatenate((memory.scores_N, score_N))
-                    distance_B[failed] = -score_N
-                    z_B[failed] = standardise(distance=-score_N, window=-window)
-                    reward_B[failed] = self.config.alpha * ends.skill * expit(-z_B[failed])
-                recent = np.concatenate((memory.scores_N, score_N))
-                memory.scores_N = last(recent, self.config.failure_window)
+                failed = np.flatnonzero(of_task_B & ~success_B)
+                usual = failed[~ends.strange(rows_BF[failed])] if len(failed) else failed
+                score_N = ends.closeness(rows_BF[usual]) if len(usual) else np.zeros(0)
+                window = np.concatenate((memory.scores_N, score_N))
+                if ends.skill > 0:
+                    distance_B[failed] = 1.0 - ends.lowest  # of those that are strange
+                if ends.skill > 0 and len(usual):
+                    distance_B[usual] = -score_N
+                    z_B[usual] = standardise(distance=-score_N, window=-window)
+                    reward_B[usual] = self.config.alpha * ends.skill * expit(-z_B[usual])
+                memory.scores_N = last(window, self.config.failure_window)
             memory.wait(rows_BF[of_task_B], success_B[of_task_B])
         skills = {
             task: memory.skill for task, memory in self.memory.items() if memory.skill is not None

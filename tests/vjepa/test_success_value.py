@@ -1,5 +1,6 @@
 """How successes end: a toy task whose arm moves along a line, and success is at 1."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -230,7 +231,8 @@ def test_a_video_that_shows_none_of_it_is_farther_than_every_failure(value: floa
     idle = np.tile([value, 0.0], MOMENTS)[None]
     failures = np.stack([episode(end, seed=60 + i) for i, end in enumerate(FAR)])
     assert ends.closeness(idle)[0] < ends.closeness(failures).max()
-    assert ends.closeness(np.full_like(idle, value - 50.0))[0] < ends.closeness(failures).min()
+    assert ends.strange(np.full_like(idle, value - 50.0)).all()
+    assert not ends.strange(failures).any()
 
 
 def test_the_skill_leaves_out_the_episodes_that_it_compares() -> None:
@@ -258,12 +260,22 @@ def test_demonstrations_rank_the_failures_of_a_policy_that_never_succeeds() -> N
 
 
 @pytest.mark.parametrize("place", [3.0, -3.0, 50.0])
-def test_an_end_unlike_all_others_is_farther_than_far_failures(place: float) -> None:
-    """Though failures are far from success themselves."""
-    ends = ends_of([20.0, 20.1, 20.2, 20.3, 20.4], FAR)
-    failures = np.stack([episode(end, seed=50 + i) for i, end in enumerate(FAR)])
-    strange = np.tile([0.0, place], MOMENTS)[None]
-    assert ends.closeness(strange)[0] < ends.closeness(failures).min()
+def test_an_end_unlike_all_others_earns_nothing(place: float) -> None:
+    """Every time, though failures are far from success themselves; others' rewards stay."""
+    reward = SuccessValueReward(
+        CONFIG, demonstrations={"reach": np.stack([episode(20.0, seed=i) for i in range(6)])}
+    )
+    columns = step(7)
+    columns["success_B"] = np.zeros_like(columns["success_B"])
+    reward.score(**columns)
+    for seed in range(8, 11):
+        columns = step(seed)
+        columns["success_B"] = np.zeros_like(columns["success_B"])
+        uncovered = copy.deepcopy(reward).score(**columns).reward_B
+        columns["embeddings_BD"][:6] = np.tile([0.0, place], MOMENTS)
+        paid = reward.score(**columns).reward_B
+        assert (paid[:6] == 0).all() and paid[6:].min() > 0
+        assert paid[6:].std() > 0.5 * uncovered[6:].std()
 
 
 def test_few_successes_have_no_skill() -> None:
